@@ -138,9 +138,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._record = self._new_record()
         self._loaded = False  # a state, and no sample drawn since
         self._loaded_squares: list[float] = []  # of the weights that it was saved with
-        self._known_grads: dict[Tensor, tuple[weakref.ref[Tensor], int]] = {}  # stepped or cleared
-        self._other_grads: dict[Tensor, tuple[weakref.ref[Tensor], Tensor]] = {}
-        """Those that the sample in place found, and whether they have entries that are not zero."""
+        self._old_grads: dict[Tensor, tuple[weakref.ref[Tensor], int, Any]] = {}
+        """Gradients from before the sample, their versions, and whether they must be cleared: those
+        that a step has used and zeros need not be."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Lightning's wrapper inherits this class, but reads its attributes from the optimizer:
@@ -304,11 +304,10 @@ class PosteriorOptimizer(Optimizer, ABC):
             self._match_means(params)
         if train:
             self._check_unchanged()
-            self._other_grads = {
-                n.param: (weakref.ref(n.param.grad), local(n.param.grad).any())
-                for n in params
-                if n.param.grad is not None and not self._is_known(n.param)
-            }
+            for p in (named.param for named in params):
+                if p.grad is not None and not self._has_old_grad(p):
+                    nonzero = local(p.grad).any()
+                    self._old_grads[p] = weakref.ref(p.grad), p.grad._version, nonzero
         with defer_interrupt(), torch.no_grad():
             key = next_noise_key(self.param_groups[0], self._generator)
             drawn = self._draw(params, buffers, train, key)
@@ -386,32 +385,32 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     @torch.compiler.disable
     def _record_sample(self, samples: dict[Tensor, SampleBuffer]) -> None:
-        if self._record.complete:
-            if self._record.still_in_grad():
+        uncleared = [
+            nonzero
+            for p, (grad, _, nonzero) in self._old_grads.items()
+            if nonzero is not False and p.grad is not None and p.grad is grad()
+        ]
+        # from now on those of parameters that the sample's backward pass has not reached
+        self._old_grads = {p: old for p, old in self._old_grads.items() if self._has_old_grad(p)}
+        if uncleared and torch.stack([x.to(uncleared[0].device) for x in uncleared]).any():
+            if self._record.complete:
                 raise RuntimeError(
                     f"all mc_samples={self.mc_samples} samples of this step were drawn "
                     "already: call step(), or optimizer.zero_grad() to drop them, also after a "
                     "skipped step (model.zero_grad(set_to_none=False) does not); to accumulate "
                     "gradients, run all micro-batches inside one sampled_params()"
                 )
-            self._record = self._new_record()
-        others = [
-            any_
-            for p, (grad, any_) in self._other_grads.items()
-            if p.grad is not None and p.grad is grad()
-        ]
-        if others and torch.stack([any_.to(others[0].device) for any_ in others]).any():
             self.discard_samples()
             raise RuntimeError(
                 "gradients were accumulated outside of a sample: call zero_grad() first, and run "
                 "all micro-batches inside one sampled_params(), or in the closure (in Lightning: "
                 "callbacks=[covon_avalanche.integrations.lightning.PosteriorCallback()])"
             )
+        if self._record.complete:  # gradients were cleared instead of a step
+            self._record = self._new_record()
         with defer_interrupt():
             try:
                 self._record.add(samples)
-                if self.mc_samples == 1:
-                    self._record.without_backward.update(filter(self._is_known, samples))
             except BaseException:
                 self.discard_samples()
                 raise
@@ -449,23 +448,23 @@ class PosteriorOptimizer(Optimizer, ABC):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; also drops a complete set of unused samples."""
         super().zero_grad(set_to_none)
-        self._known_grads = {}
-        if not set_to_none:
-            self._note_grads()
-        self._other_grads = {}
+        self._note_grads()
         if self._record.complete:
             self._record = self._new_record()
 
     def _note_grads(self) -> None:
+        """After a step, or when gradients were cleared."""
         params = (p for group in self.param_groups for p in group["params"])
-        self._known_grads = {
-            p: (weakref.ref(grad), grad._version) for p in params if (grad := p.grad) is not None
+        self._old_grads = {
+            p: (weakref.ref(grad), grad._version, False)
+            for p in params
+            if (grad := p.grad) is not None
         }
 
-    def _is_known(self, p: Tensor) -> bool:
-        """Whether a parameter's gradient is the one of the last step, or of ``zero_grad``."""
-        reference, version = self._known_grads.get(p, (lambda: None, 0))
-        return p.grad is not None and reference() is p.grad and version == p.grad._version
+    def _has_old_grad(self, p: Tensor) -> bool:
+        """Whether no backward pass has reached a parameter since its gradient was noted."""
+        grad, version, _ = self._old_grads.get(p, (lambda: None, 0, False))
+        return p.grad is not None and grad() is p.grad and version == p.grad._version
 
     # Stepping --------------------------------------------------------------------------
 
@@ -514,7 +513,9 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _call(self, closure: Callable[[], Any]) -> Any:
         """Call a closure in samples; return the mean loss."""
-        if self._in_place or (self._record.complete and self._record.still_in_grad()):
+        record = self._record
+        recorded = record.complete and any(p.grad is not None for p in record.buffers)
+        if self._in_place or recorded:
             # After sampled_params(), as in Lightning's manual optimization, it has no gradients.
             with torch.set_grad_enabled(bool(self._in_place)):
                 return closure()
@@ -544,7 +545,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             name, p = named.name, named.param
             if p.grad is None or not p.requires_grad or not p.numel():
                 continue
-            late = p in record.without_backward and not self._is_known(p) and local(p.grad).any()
+            late = p in self._old_grads and not self._has_old_grad(p) and local(p.grad).any()
             buffer = record.buffers.get(p)
             if buffer is None or late:
                 raise RuntimeError(

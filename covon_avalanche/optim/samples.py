@@ -290,8 +290,6 @@ class SampleAccumulator:
         self.count = 0
         self.buffers: dict[Tensor, SampleBuffer] = {}
         """Buffers of the last sample, by parameter that had a gradient in one of the samples."""
-        self.without_backward: set[Tensor] = set()
-        """Those of them whose gradient is older than the sample."""
         self._grad: dict[Tensor, Tensor] = {}  # several: the sum, afterwards what p.grad is
         self._statistic: dict[Tensor, Tensor] = {}  # several: the sum, afterwards the average
         self._average: dict[Tensor, Tensor] = {}  # several: the average gradient as handed out
@@ -314,7 +312,6 @@ class SampleAccumulator:
                 continue
             self.buffers[p] = buffer
             if self.mc_samples == 1:
-                self._grad[p] = p.grad
                 continue
             grad, p.grad = p.grad, None
             statistic = self._statistic_of(p, buffer.content, grad)
@@ -331,11 +328,6 @@ class SampleAccumulator:
 
     def _statistic_of(self, p: Tensor, theta: Tensor, grad: Tensor) -> Tensor:
         return grad.square() if self.squared else (theta - p).mul_(grad)
-
-    def still_in_grad(self) -> bool:
-        """Whether a parameter's ``.grad`` is the very tensor of the last sample, that is, whether
-        nobody cleared it."""
-        return any(p.grad is grad for p, grad in self._grad.items())
 
     @torch.no_grad()
     def statistic(self, p: Tensor, mean: Tensor | None = None) -> Tensor:
