@@ -61,17 +61,15 @@ class RegMean(MergeRule):
         """``A0`` by layer name, as from :func:`input_second_moments`, summed over tasks."""
         self.outputs: dict[str, int] = {}
         """Number of outputs that the layer had in the last task; later ones have no past."""
-        self.tasks = 0
-        """Number of tasks merged."""
-        self.trained: dict[str, int] = {}
-        """In how many of them a parameter was there and not frozen, by name."""
+        self.tasks: dict[str, int] = {}
+        """Number of tasks merged in which a parameter was not frozen, by its name."""
 
     def merge(self, task: Task) -> dict[str, Tensor]:
         """See :class:`MergeRule`.
 
         :raises ValueError: for a layer whose number of inputs has changed, naming it.
         """
-        if self.tasks == 0:
+        if not self.tasks:
             return {}
         moments = self._measure(task)
         merged = {} if task.has_prior else self._averaged_others(task, moments)
@@ -85,15 +83,13 @@ class RegMean(MergeRule):
         layers, by name."""
         layers = merged_layers(task.model)
         own = {p for name in measured for p in own_parameters(layers[name])}
-        before, now, counts = task.before, task.trained(), self.trained
-        names = [n for n in now if n in counts and task.model.get_parameter(n) not in own]
-        return {n: before[n] + (now[n] - before[n]) / (counts[n] + 1) for n in names}
+        before, now = task.before, task.trained()
+        names = [n for n in now if n in self.tasks and task.model.get_parameter(n) not in own]
+        return {n: before[n] + (now[n] - before[n]) / (self.tasks[n] + 1) for n in names}
 
     def observe(self, task: Task) -> None:
         """Add the moments of the task's data, at the merged weights."""
-        self.tasks += 1
-        names = [n for n, p in task.model.named_parameters() if p.requires_grad]
-        self.trained = {**self.trained, **{n: self.trained.get(n, 0) + 1 for n in names}}
+        self.tasks = {**self.tasks, **{n: self.tasks.get(n, 0) + 1 for n in task.trained()}}
         layers = merged_layers(task.model)
         new = self._measure(task)
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}

@@ -395,10 +395,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         if uncleared and torch.stack([x.to(uncleared[0].device) for x in uncleared]).any():
             if self._record.complete:
                 raise RuntimeError(
-                    f"all mc_samples={self.mc_samples} samples of this step were drawn "
-                    "already: call step(), or optimizer.zero_grad() to drop them, also after a "
-                    "skipped step (model.zero_grad(set_to_none=False) does not); to accumulate "
-                    "gradients, run all micro-batches inside one sampled_params()"
+                    f"all mc_samples={self.mc_samples} samples of this step were drawn already: "
+                    "call step(), or zero_grad() to drop them, also after a skipped step; to "
+                    "accumulate gradients, run all micro-batches inside one sampled_params()"
                 )
             self.discard_samples()
             raise RuntimeError(

@@ -80,7 +80,7 @@ def test_directions_without_inputs_stay_and_those_of_one_task_follow_it():
     layer, rule = nn.Linear(4, 1, bias=False), RegMean()
     nn.init.constant_(layer.weight, 5.0)
     rule.moments[""] = torch.diag(torch.tensor([3.0, 2.0, 0.0, 0.0]))[None]
-    rule.outputs[""] = rule.tasks = 1
+    rule.outputs[""] = rule.tasks["weight"] = 1
     x = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]])
     merged = rule.merge(task_of(layer, x, {"weight": torch.ones(1, 4)}))
     ridge = 0.0001 * (4 + 2 + 4 + 0) / 4  # of the mean diagonal of the sum
