@@ -158,7 +158,8 @@ def merge_into(
         ``(input, target, *more)``, for ``model(input, *more)``.
     :param batch_norm_batches: starts a pass over shuffled data, to re-estimate the running
         statistics of batch norm after the merge, see :func:`update_batch_norm`.
-    :raises ValueError: if the rule does not work with the optimizer, or an argument is missing.
+    :raises ValueError: if the rule does not work with the optimizer, an argument is missing, or a
+        merged weight has another shape than its parameter.
     :raises FloatingPointError: if a merged weight is not finite. After this or any other error, or
         Ctrl-C, weights, statistics, posterior and the rule's memory are those before the merge.
     """
@@ -175,8 +176,8 @@ def merge_into(
         return
     if isinstance(optimizer, CoVON):
         stepped = {p for p, state in optimizer.state.items() if "hess" in state}  # in this task
-        named = [(name, p) for name, p in model.named_parameters() if p in stepped]
-        before = optimizer.prior(named).mean if rule.needs_before else {}
+        own = [(name, p) for name, p in model.named_parameters() if p in stepped]
+        before = optimizer.prior(own).mean if rule.needs_before else {}
     elif before is None and rule.needs_before:
         raise ValueError(f"{type(rule).__name__} needs the weights before the task: pass before")
     elif before:
@@ -187,13 +188,20 @@ def merge_into(
     paused = optimizer.unattached() if isinstance(optimizer, CoVON) else nullcontext()
     with paused, _undone_on_error(model, optimizer, rule):
         merged = rule.merge(task)
+        named = dict(model.named_parameters(remove_duplicate=False))
         for name, value in merged.items():
+            if name not in named or value.shape != named[name].shape:
+                wanted = f"of shape {tuple(named[name].shape)}" if name in named else "no parameter"
+                raise ValueError(
+                    f"{type(rule).__name__} returns merged weights of shape {tuple(value.shape)} "
+                    f"for {name!r}, which is {wanted}"
+                )
             if not torch.isfinite(value).all():
                 raise FloatingPointError(
                     f"the merged weights of {name!r} are not finite: training has diverged; no "
                     "weight was changed"
                 )
-        means: dict[Tensor, Tensor] = {model.get_parameter(n): m for n, m in merged.items()}
+        means: dict[Tensor, Tensor] = {named[n]: m for n, m in merged.items()}
         if isinstance(optimizer, CoVON):
             optimizer.consolidate(means=means)
         else:

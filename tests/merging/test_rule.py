@@ -126,6 +126,24 @@ def test_merged_weights_are_in_place_when_the_rule_observes(trained):
         assert torch.equal(model.bias, before["bias"])
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "what"),
+    [("weight", (), r"'weight', which is of shape \(2, 3\)"), ("other", (3,), "no parameter")],
+)
+def test_merged_weights_of_another_shape_are_refused(name, shape, what):
+    """Instead of being broadcast."""
+
+    class Own(MergeRule):
+        def merge(self, task):
+            return {name: torch.ones(shape)}
+
+    model = nn.Linear(3, 2)
+    before, optimizer = weights(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=f"Own returns merged weights of shape .*{what}"):
+        merge_into(model, optimizer, Own(), before=before)
+    assert same(weights(model), before)
+
+
 def test_if_a_weight_is_not_finite_nothing_changes(trained):
     (model, optimizer), rule = trained, Constant(torch.nan)
     before, state = weights(model), dict(optimizer.state)
