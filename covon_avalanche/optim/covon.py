@@ -155,17 +155,6 @@ class Bucket(NamedTuple):
         """The iteration of the task that comes next, from 1."""
         return int(self.states[0]["step"]) + 1
 
-    @property
-    def in_float32(self) -> bool:
-        """Whether weights in bfloat16 have their means in float32."""
-        return self.means[0].dtype != self.params[0].dtype
-
-    def parts(self) -> Iterator[Bucket]:
-        """Buckets whose samples may be in float32 at the same time."""
-        for part in multi_tensor.slices(self.means) if self.in_float32 else [slice(None)]:
-            columns: list[Any] = [column[part] for column in self[1:]]
-            yield Bucket(self.group, *columns)
-
     def entries(self, key: str, number: float = 0.0) -> Any:
         """One state entry of each parameter; before the first consolidation, a prior is a single
         number."""
@@ -489,22 +478,16 @@ class CoVON(PosteriorOptimizer):
         drawn = {n.param: self._buffer(buffers, n.param, n.name) for n in params}
         kernel = self._cpu_kernel(drawn) or multi_tensor
         positive = True
-        for bucket in (part for whole in self._buckets(params, train) for part in whole.parts()):
-            samples = [drawn[p].content for p in bucket.params]
-            if bucket.in_float32:
-                samples = [torch.empty_like(mean) for mean in bucket.means]
+        for bucket in self._buckets(params, train):
             positive &= kernel.draw(
                 bucket.means,
-                samples,
+                [drawn[p].content for p in bucket.params],
                 bucket.entries("hess"),
                 bucket.entries("prior_precision", first_precision(bucket.group)),
                 bucket.numbers,
                 ess=ess_of(bucket.group),
                 key=key,
             )
-            for p, sample in zip(bucket.params, samples, strict=True):
-                if sample is not drawn[p].content:  # in float32, of bfloat16 weights
-                    drawn[p].content.copy_(sample)
         if not positive:
             precisions = [(n.name, local(self._precision(n.param, n.group, train))) for n in params]
             check_precisions([(name, p.min()) for name, p in precisions if p.numel()])

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from covon_avalanche.optim.natural_units import AVERAGING, inverse_rms
 from covon_avalanche.optim.samples import fill_normal_
-from covon_avalanche.optim.sharding import everywhere, is_sharded, local, sum_everywhere
+from covon_avalanche.optim.sharding import everywhere, local, sum_everywhere
 
 Prior = Any  # a list of tensors, or the float that it still is in the first task
 
@@ -40,14 +40,21 @@ def draw(
     :return: whether all precisions on a CPU are positive; those on an accelerator are not
         looked at, to avoid synchronising with it.
     """
-    for sample, number in zip(samples, numbers, strict=True):
-        fill_normal_(sample, key, number)
     good = True
-    for mean, sample, hess, prior_precision in _parts(means, samples, hessians, prior_precisions):
-        std = _precisions(hess, prior_precision, ess)
+    for part in _parts(means):
+        mean, hess, s0 = _columns(part, means, hessians, prior_precisions)
+        thetas = [  # in bfloat16 the noise would be rounded
+            fill_normal_(sample if sample.dtype == m.dtype else torch.empty_like(m), key, number)
+            for m, sample, number in zip(means[part], samples[part], numbers[part], strict=True)
+        ]
+        theta = [local(t) for t in thetas]
+        std = _precisions(hess, s0, ess)
         torch._foreach_rsqrt_(std)
-        torch._foreach_mul_(sample, std)
-        torch._foreach_add_(sample, mean)
+        torch._foreach_mul_(theta, std)
+        torch._foreach_add_(theta, mean)
+        for sample, exact in zip(samples[part], thetas, strict=True):
+            if exact is not sample:
+                sample.copy_(exact)
         if means[0].device.type == "cpu":
             good &= bool(torch.isfinite(torch.stack(torch._foreach_norm(std))).all())
     return good
@@ -81,13 +88,10 @@ def step(
     :param samples: theta, which is used up; with ``averaged`` the statistic of ``fast_step``.
     """
     squared = hess_approx == "gradsq"
-    sharded = any(is_sharded(mean) for mean in means)
     used = samples if averaged or not squared else 0.0  # nothing to cast to float32
     columns = used, grads, momenta, hessians, prior_means, prior_precisions, step_squares
-    begin = 0
-    for mean, sample, grad, momentum, hess, m0, s0, squares in _parts(means, *columns):
-        whole = means[begin : begin + len(mean)]
-        begin += len(mean)
+    for part in _parts(means):
+        mean, sample, grad, momentum, hess, m0, s0, squares = _columns(part, means, *columns)
         precision = _precisions(hess, s0, ess) if retraction or not squared else []
         # excess = hess - hess_hat (line 6), which line 8 subtracts
         if averaged and squared:
@@ -116,9 +120,8 @@ def step(
         if squares is not None:  # direction and precision are those of fast_step times ess
             torch._foreach_sqrt_(precision)
             norms = torch._foreach_norm(torch._foreach_div(grad, precision))
-            sums = list(torch._foreach_mul(norms, norms))
-            if sharded:
-                sums = sum_everywhere(sums, whole)
+            whole = means[part]
+            sums = sum_everywhere(list(torch._foreach_mul(norms, norms)), whole)
             raw = torch._foreach_div(sums, [p.numel() / ess for p in whole])
             torch._foreach_lerp_(squares, raw, 1 - AVERAGING)
             factors = inverse_rms(torch.stack(squares), 1 - AVERAGING**i) / math.sqrt(ess)
@@ -148,18 +151,7 @@ def _precisions(hessians: list[Tensor], prior_precisions: Prior, ess: float) -> 
     return precisions
 
 
-def _parts(means: list[Tensor], *columns: Prior) -> Iterator[list[Any]]:
-    """The same parameters of all columns, up to a number of entries, in the dtype of the means; of
-    DTensors the parts of this process."""
-    dtype = means[0].dtype
-    for part in slices(means):
-        yield [
-            _plain(column[part], dtype) if isinstance(column, list) else column
-            for column in (means, *columns)
-        ]
-
-
-def slices(tensors: list[Tensor]) -> Iterator[slice]:
+def _parts(tensors: list[Tensor]) -> Iterator[slice]:
     """Neighbours that have temporaries at the same time, up to a number of entries."""
     largest = _LARGEST_PART_CPU if tensors[0].device.type == "cpu" else _LARGEST_PART
     begin = entries = 0
@@ -169,6 +161,15 @@ def slices(tensors: list[Tensor]) -> Iterator[slice]:
             begin, entries = end, 0
         entries += tensor.numel()
     yield slice(begin, len(tensors))
+
+
+def _columns(part: slice, means: list[Tensor], *others: Prior) -> list[Any]:
+    """A part of each column, in the dtype of the means; of DTensors the parts of this process."""
+    dtype = means[0].dtype
+    return [
+        _plain(column[part], dtype) if isinstance(column, list) else column
+        for column in (means, *others)
+    ]
 
 
 def _plain(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
