@@ -41,7 +41,7 @@ from covon_avalanche.optim.samples import (
     next_noise_key,
     state_dtype,
 )
-from covon_avalanche.optim.sharding import gathered, is_sharded, local, sharded_like, whole
+from covon_avalanche.optim.sharding import is_sharded, local, sharded_like, whole
 from covon_avalanche.optim.weight_versions import WeightVersions
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
@@ -626,7 +626,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         means, precisions = {}, {}
         for name, p, group, _ in self._named_params(named_parameters):
             if self.state.get(p):
-                means[name] = gathered(self.mean_of(p))
+                means[name] = whole(self.mean_of(p)).clone()
                 precisions[name] = whole(self._precision(p, group, train=False))
         return DiagGaussian(means, precisions)
 
@@ -641,8 +641,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         means, precisions = {}, {}
         for name, p, group, _ in self._named_params(named_parameters):
             state = {**self._first_prior(self.mean_of(p), group), **self.state.get(p, {})}
-            means[name] = gathered(state["prior_mean"]).to(state_dtype(p))
-            precisions[name] = gathered(state["prior_precision"]).to(state_dtype(p))
+            means[name] = whole(state["prior_mean"]).to(state_dtype(p), copy=True)
+            precisions[name] = whole(state["prior_precision"]).to(state_dtype(p), copy=True)
         return DiagGaussian(means, precisions)
 
     def _first_prior(self, p: Tensor, group: Group) -> State:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -52,8 +53,6 @@ def sharded_like(whole: Tensor, p: Any) -> Tensor:
 def everywhere(flags: Tensor, parameters: Iterable[Any]) -> Tensor:
     """Flags that are true where those of all processes are, if a parameter is distributed; all
     processes must call it with flags in the same order."""
-    import torch.distributed as dist
-
     for mesh in dict.fromkeys(p.device_mesh for p in parameters if is_sharded(p)):
         for group in mesh.get_all_groups():
             numbers = flags.int()
@@ -74,8 +73,6 @@ def sum_everywhere(parts: list[Tensor], parameters: list[Any]) -> list[Tensor]:
     """The sums over all processes of scalars that belong to their parts of parameters; all
     processes must call it for the same parameters. Parameters that are not distributed keep
     theirs."""
-    import torch.distributed as dist
-
     sums = list(parts)
     sharded = [i for i, p in enumerate(parameters) if is_sharded(p)]
     for mesh in dict.fromkeys(parameters[i].device_mesh for i in sharded):
@@ -98,8 +95,3 @@ def whole(tensor: Any) -> Tensor:
     """The whole of a DTensor, for which all processes must call it; anything else itself."""
     found: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return found
-
-
-def gathered(tensor: Any) -> Tensor:
-    """A copy of the whole tensor; for a DTensor all processes must call it."""
-    return whole(tensor).clone()
