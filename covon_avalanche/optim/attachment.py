@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,13 @@ class Attachment:
 
     def __init__(self, optimizer: PosteriorOptimizer | None = None) -> None:
         self._optimizer = optimizer
-        self._sample = ExitStack()
-        self._waits = False  # the sample, for its step
+        self._sample: AbstractContextManager[None] | None = None  # that waits for its step
         self._swapped_out: dict[Tensor, SampleBuffer] = {}  # the sample during an evaluation
         self._hooks = ExitStack()
         self.is_attached = False
 
     def __reduce__(self) -> tuple[type[Attachment], tuple[()]]:
-        if self._waits:
+        if self._sample is not None:
             raise RuntimeError("copy and pickle an attached model between two steps, not within")
         return Attachment, ()  # copies are not attached
 
@@ -61,13 +60,16 @@ class Attachment:
     def end_sample(self) -> None:
         """Restore the mean and record the sample, before a step."""
         self._swap_in()
-        self._waits = False
-        self._sample.close()
+        sample, self._sample = self._sample, None
+        if sample is not None:
+            sample.__exit__(None, None, None)
 
     def drop_sample(self) -> None:
         """Restore the mean and record nothing."""
-        self._waits, self._swapped_out = False, {}
-        self._sample.__exit__(RuntimeError, RuntimeError("the step was not completed"), None)
+        self._swapped_out = {}
+        sample, self._sample = self._sample, None
+        if sample is not None:
+            sample.__exit__(RuntimeError, RuntimeError("the step was not completed"), None)
 
     @torch.compiler.disable
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
@@ -78,9 +80,10 @@ class Attachment:
             self._swap_in()
             if not optimizer._in_place:
                 self.drop_sample()  # if discard_samples() has restored the mean
-                self._sample.enter_context(optimizer.sampled_params())
-                self._waits = True
-        elif self._waits and not self._swapped_out:
+                sample = optimizer.sampled_params()
+                sample.__enter__()
+                self._sample = sample
+        elif self._sample is not None and not self._swapped_out:
             in_place = dict(optimizer._in_place)
             optimizer._restore_mean(check=True)
             self._swapped_out = in_place
@@ -89,7 +92,7 @@ class Attachment:
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._swapped_out:
             self._swap_in()
-        elif self._waits and output is None and sys.exc_info()[0] is not None:
+        elif self._sample is not None and output is None and sys.exc_info()[0] is not None:
             self.drop_sample()
 
     def _swap_in(self) -> None:
@@ -104,7 +107,7 @@ class Attachment:
     def _replace_sample(
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
     ) -> None:
-        if self._optimizer is not None and self._waits:
+        if self._optimizer is not None and self._sample is not None:
             sampled = {**self._optimizer._in_place, **self._swapped_out}  # not another optimizer's
             for name, p in module._parameters.items():
                 if p in sampled and prefix + name in state:
