@@ -136,8 +136,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
         self._weights = WeightVersions()
         self._record = self._new_record()
-        self._loaded = False  # a state, and no sample drawn since
-        self._loaded_squares: list[float] = []  # of the weights that it was saved with
+        self._loaded_squares: list[float] | None = None
+        """With a state and no sample drawn since: of the weights that it was saved with."""
         self._old_grads: dict[Tensor, tuple[weakref.ref[Tensor], int, Any]] = {}
         """Gradients from before the sample, their versions, and whether they must be cleared: those
         that a step has used and zeros need not be."""
@@ -299,9 +299,10 @@ class PosteriorOptimizer(Optimizer, ABC):
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers
-        if self._loaded:
-            self._check_order()
+        if self._loaded_squares is not None:
+            self._check_order(self._loaded_squares)
             self._match_means(params)
+            self._loaded_squares = None
         if train:
             self._check_unchanged()
             for p in (named.param for named in params):
@@ -319,11 +320,11 @@ class PosteriorOptimizer(Optimizer, ABC):
                 buffer.version = self._weights.version(p)
             self._swap_in(drawn)
 
-    def _check_order(self) -> None:
+    def _check_order(self, loaded: list[float]) -> None:
         """After a state was loaded, raise an error if the weights are those it was saved with, but
         in another order, as can happen where it is matched by position."""
         own = self._squares()
-        if own and in_other_order(self._loaded_squares, own):
+        if own and in_other_order(loaded, own):
             raise ValueError(
                 "the loaded state was saved with these weights in another order: construct the "
                 "optimizer with model.named_parameters(), before saving, too, so that it is "
@@ -333,7 +334,6 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _match_means(self, params: list[NamedParam]) -> None:
         """After a state was loaded: bfloat16 weights that are not its rounded mean were not saved
         with it, and are the mean."""
-        self._loaded = False
         for named in params:
             if (mean := self.state.get(named.param, {}).get("mean")) is not None:
                 weights = named.param.detach()
@@ -873,7 +873,6 @@ class PosteriorOptimizer(Optimizer, ABC):
             try:
                 super().load_state_dict({**state_dict, "param_groups": groups})
                 self._keep_dtypes(state_dict["state"], groups)
-                self._loaded = True
                 self._loaded_squares = squares_in_order(groups)
                 expected = json.loads(self.param_groups[0]["saved_entries"] or "{}")
                 for state in self.state.values() if expected else ():
