@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 try:
@@ -19,7 +20,7 @@ except ImportError as error:
         "pip install 'covon_avalanche[language]'"
     ) from error
 
-from covon_avalanche.merging.batch_norm import update_batch_norm
+from covon_avalanche.merging.batch_norm import batch_norms, update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
 
 
@@ -120,7 +121,9 @@ class PosteriorCallback(TrainerCallback):
             optimizer.rewind(torch.load(file, map_location="cpu", weights_only=True))
         if self.consolidate:
             optimizer.consolidate()
-            update_batch_norm(_ByKeyword(kwargs["model"]), _batches(args, kwargs))
+            model = _ByKeyword(kwargs["model"])
+            update_batch_norm(model, _batches(args, kwargs))
+            _average_statistics(model, args.world_size)
 
 
 def _batches(args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Tensor]]:
@@ -128,6 +131,16 @@ def _batches(args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Tensor]]:
     for batch in kwargs["train_dataloader"]:
         moved = {k: v.to(args.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
         yield moved, next(v for v in moved.values() if isinstance(v, Tensor))
+
+
+def _average_statistics(model: nn.Module, processes: int) -> None:
+    """Average batch norm's running statistics over processes, each of which has a share of the
+    batches, as many as the others."""
+    for norm in batch_norms(model) if processes > 1 else ():
+        for statistic in (norm.running_mean, norm.running_var):
+            if statistic is not None:
+                dist.all_reduce(statistic)
+                statistic /= processes
 
 
 class _ByKeyword(nn.Module):

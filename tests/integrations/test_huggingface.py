@@ -3,9 +3,12 @@
 import copy
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from terminal import torchrun
 from torch import nn
 from toy_optimizers import accumulate, make_covon, make_vcl, nll, relative_distance, same, weights
 
@@ -449,6 +452,22 @@ def check_batch_norm(model):
 
 def test_batch_norm_has_the_statistics_of_the_merged_weights(tmp_path):
     check_batch_norm(fit(tmp_path, model=Normed()))
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
+def test_batch_norm_has_the_statistics_of_all_processes_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    script = """
+import torch
+torch.manual_seed(0)
+from test_huggingface import Normed, check_batch_norm, make_covon, trainer
+model = Normed()
+trainer(model, make_covon(model.named_parameters()), "out", ddp_backend="gloo").train()
+check_batch_norm(model)
+"""
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    torchrun(tmp_path / "script.py")
 
 
 @pytest.mark.parametrize("options", [{}, {"torch_compile": True, "torch_compile_backend": "eager"}])
