@@ -198,8 +198,9 @@ class CoVON(PosteriorOptimizer):
         square.
     :param data_precision: the precision that the data of a task add, in units of the initial
         precision, as estimated from the gradients of the very first step. It determines ``ess``,
-        the effective sample size: see ``optim/natural_units.py``. 10 by default, 100 with
-        :meth:`finetuning`, and 0.001 with ``"reparam"``.
+        the effective sample size, which is one for all groups, so that only the first group's value
+        is used: see ``optim/natural_units.py``. 10 by default, 100 with :meth:`finetuning`, and
+        0.001 with ``"reparam"``.
     :param ess_per_example: sets the effective sample size directly, to this times ``examples``,
         instead of by ``data_precision``. 1 is Bayes' rule; a value above 1 gives a "cold" posterior
         of temperature ``1 / ess_per_example``.
