@@ -194,14 +194,20 @@ def across_orders(folder: str, orders: Sequence[str]) -> str:
 
 
 def paired_differences(pairs: Iterable[tuple[str, str]], orders: Sequence[str]) -> str:
-    """A table of the difference in A_T between two strategies by order of the domains: mean over
-    common seeds with its 95 % confidence interval (Student's t)."""
+    """A table of the difference in A_T between two strategies by order of the domains, and averaged
+    over the orders seed by seed: mean over common seeds with its 95 % confidence interval
+    (Student's t)."""
     table = pd.DataFrame()
+    scores = {}
     for order in orders:
         runs = load_results(RESULTS / f"pacs/{order}.jsonl")
-        scores = 100 * runs.pivot(index="seed", columns="strategy", values="average_accuracy")
+        scores[order] = 100 * runs.pivot(
+            index="seed", columns="strategy", values="average_accuracy"
+        )
+    scores["all orders"] = sum(scores.values()) / len(orders)
+    for order, own in scores.items():
         for first, second in pairs:
-            found = (scores[first] - scores[second]).dropna()
+            found = (own[first] - own[second]).dropna()
             half = found.sem() * student_t.ppf(0.975, len(found) - 1)
             row = f"{first} - {second}"
             table.loc[row, order] = f"{found.mean():+.1f} ± {half:.1f} ({len(found)} seeds)"
