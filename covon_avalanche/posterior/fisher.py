@@ -237,11 +237,19 @@ def _add_by_hooks(
     with module_hooks() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
+        if len(y) > 1:
+            model(x[:1], *(m[:1] for m in more))
+            alone = [(layer, len(a)) for layer, a, _ in calls]
+            calls.clear()
+            inputs.clear()
         output = model(x, *more)
     if not isinstance(output, Tensor) or len(output) != len(y):
         return False
-    # The hooks capture exact per-example gradients only if each layer is called once, and weights
-    # have no gradient except through these calls.
+    # The hooks capture exact per-example gradients only if each layer is called once, with a row
+    # per example and not with, say, one per class, and weights have no gradient except through
+    # these calls.
+    if len(y) > 1 and alone != [(layer, 1) for layer, *_ in calls]:
+        return False
     called = {layer for layer, *_ in calls}
     if len(called) < len(calls) or not all(_rows_are_examples(c, x, len(y)) for c, x, _ in calls):
         return False

@@ -313,6 +313,27 @@ def test_as_many_positions_as_examples_are_not_confused():
     torch.testing.assert_close(squared_example_gradients(model, [(x, y)]), by_loop(model, x, y))
 
 
+class ClassEmbeddings(nn.Module):
+    """Compares features with projected embeddings of the classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.project = nn.Linear(12, 5), nn.Linear(3, 5, bias=False)
+        self.register_buffer("embeddings", torch.randn(4, 3))
+
+    def forward(self, x):
+        return torch.tanh(self.body(x)) @ self.project(self.embeddings).T
+
+
+def test_as_many_classes_as_examples_are_not_confused():
+    torch.manual_seed(0)
+    model = ClassEmbeddings().double()
+    x, y = torch.randn(7, 12).double(), torch.randint(4, (7,))
+    for size in (7, 4, 1):  # 4 examples and 4 classes, and an incomplete batch
+        batches = zip(x.split(size), y.split(size), strict=True)
+        torch.testing.assert_close(squared_example_gradients(model, batches), by_loop(model, x, y))
+
+
 LOSSES = {
     "class weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 20.0, 3.0])),
     "label smoothing": nn.CrossEntropyLoss(label_smoothing=0.1),
