@@ -85,7 +85,7 @@ class Attachment:
                 self._sample = sample
         elif self._sample is not None and not self._swapped_out:
             in_place = dict(optimizer._in_place)
-            optimizer._restore_mean(check=True)
+            optimizer._restore_mean(check=True, counted=torch.is_grad_enabled())
             self._swapped_out = in_place
 
     @torch.compiler.disable
@@ -102,7 +102,7 @@ class Attachment:
             if any(optimizer._weights.version(p) != b.version for p, b in sample.items()):
                 self.drop_sample()  # it belongs to other weights
             else:
-                optimizer._swap_in(sample)
+                optimizer._swap_in(sample, counted=torch.is_grad_enabled())
 
     def _replace_sample(
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any

@@ -340,22 +340,22 @@ class PosteriorOptimizer(Optimizer, ABC):
                 same = mean.to(weights.dtype) == weights
                 self.state[named.param]["mean"] = torch.where(same, mean, weights.float())
 
-    def _swap_in(self, drawn: dict[Tensor, SampleBuffer]) -> None:
+    def _swap_in(self, drawn: dict[Tensor, SampleBuffer], counted: bool = True) -> None:
         with defer_interrupt(), torch.no_grad():
             for p, buffer in drawn.items():
                 buffer.swap_(p)
                 self._in_place[p] = buffer
-            self._weights.swapped(drawn)
+            self._weights.swapped(drawn, counted)
 
     @torch.compiler.disable
-    def _restore_mean(self, check: bool = False) -> None:
+    def _restore_mean(self, check: bool = False, counted: bool = True) -> None:
         swapped = dict(self._in_place)
         changed = {p for p, b in swapped.items() if self._weights.version(p) != b.version}
         with defer_interrupt(), torch.no_grad():
             for p, buffer in swapped.items():
                 buffer.swap_(p)
                 del self._in_place[p]
-            self._weights.swapped(swapped)
+            self._weights.swapped(swapped, counted)
         if check and changed:
             raise RuntimeError(
                 f"{self._names_of(changed)[0]!r} was changed inside of sampled_params(), whose end "

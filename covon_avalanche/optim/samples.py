@@ -253,7 +253,7 @@ class SampleBuffer:
             self.content = former
         else:
             former = p.detach().clone()
-            p.copy_(self.content)
+            p.data.copy_(self.content)  # the caller counts the change
             self.content.copy_(former)
 
 

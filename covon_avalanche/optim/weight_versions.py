@@ -28,9 +28,12 @@ class WeightVersions:
         """Changes of a parameter so far, other than by samples."""
         return p._version - self._own.get(p, 0)
 
-    def swapped(self, buffers: Mapping[Tensor, SampleBuffer]) -> None:
-        """Count all changes since samples were drawn as theirs, see :func:`bump_versions`."""
-        bump_versions(buffers)
+    def swapped(self, buffers: Mapping[Tensor, SampleBuffer], counted: bool = True) -> None:
+        """Count all changes since samples were drawn as theirs, see :func:`bump_versions`.
+
+        :param counted: ``False`` for a swap that will be undone, without backward pass between.
+        """
+        bump_versions(buffers if counted else ())
         for p, buffer in buffers.items():
             self._own[p] = p._version - buffer.version
 

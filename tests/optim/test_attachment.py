@@ -107,6 +107,34 @@ def test_evaluations_see_the_mean_also_between_micro_batches(make_each, micro_ba
         assert not torch.equal(means[i], hooks[0].seen[i // 3 * 2])
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_predictions_between_forward_and_backward_pass_leave_the_gradient(
+    make_each, micro_batches, batch, shared
+):
+    """As of a teacher with the same weights, also where these are overwritten in place."""
+    block = by_block(make_each, micro_batches)
+    model = Net().share_memory() if shared else Net()
+    optimizer = make_each(model.named_parameters(), seed=3)
+    optimizer.attach(model)
+    for step in range(2 * STEPS):
+        mean = weights(model)["layers.0.weight"]
+        for micro_batch in micro_batches:
+            loss = nll(model, micro_batch)()
+            with torch.no_grad():
+                model(batch[0])
+            assert torch.equal(model.seen.pop(), mean)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == STEPS - 1:
+            optimizer.consolidate()
+    assert_same(block, (model, optimizer))
+    loss = nll(model, micro_batches[0])()
+    model.eval()(batch[0])  # has a graph, to which the mean would belong
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_state_dicts_hold_the_mean_and_stay_as_they_are(make_each, micro_batches):
     kept = []
 
