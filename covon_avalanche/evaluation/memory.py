@@ -13,6 +13,12 @@ from avalanche.training.storage_policy import BalancedExemplarsBuffer, Exemplars
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+TRANSIENT = frozenset(
+    ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
+    + ("current_eval_stream", "_eval_streams", "checkpointer", "parallel_model", "shares")
+)
+"""Attributes of a strategy that are set again before they are used."""
+_NO_MEMORY = frozenset(("model", "plugins", "evaluator", "_experiences"))  # counted below, or data
 _Item: TypeAlias = Tensor | AvalancheDataset[Any]
 
 
@@ -21,9 +27,10 @@ class MemoryFootprint(SupervisedPlugin, supports_distributed=True):  # type: ign
 
     ``ratios`` are this memory divided by that of the parameters, after the second step of each
     experience, and ``ratio`` is the largest: parameters, optimizer state (samples included),
-    tensors of the plugins (anchors, importances, old models) and stored examples. An example
-    counts as the network receives it, with its labels, even if the memory only refers to the data
-    set. Gradients and the running statistics of batch norm, which every method has, do not count.
+    tensors of strategy and plugins (anchors, importances, old models) and stored examples. An
+    example counts as the network receives it, with its labels, even if the memory only refers to
+    the data set. Gradients and the running statistics of batch norm, which every method has, do not
+    count.
     """
 
     def __init__(self) -> None:
@@ -60,11 +67,18 @@ class MemoryFootprint(SupervisedPlugin, supports_distributed=True):  # type: ign
         self._measured = True
         parameters = list(strategy.model.parameters())
         plugins = [p for p in strategy.plugins if not isinstance(p, EvaluationPlugin)]
+        trained = getattr(strategy, "adapted_dataset", None)  # of Cumulative it is all data
+        own = [
+            value
+            for name, value in vars(strategy).items()
+            if name not in TRANSIENT | _NO_MEMORY
+            and not name.startswith("mb_")  # of the present batch, with replayed examples
+            and value is not trained
+        ]
         owners = [vars(owner) for owner in (strategy.optimizer, *plugins)]
-        memory = getattr(strategy, "storage_policy", None)
         modules = [m for m in strategy.model.modules() if not isinstance(m, _BatchNorm)]
         buffers = [b for m in modules for b in m.buffers(recurse=False) if b.dim() > 0]
-        sizes = _sizes([*parameters, *buffers, *_stored([*owners, memory], depth=10)])
+        sizes = _sizes([*parameters, *buffers, *_stored([*owners, *own], depth=10)])
         gradients = _sizes(p.grad for p in parameters if p.grad is not None)
         total = sum(size for address, size in sizes.items() if address not in gradients)
         self.ratios.append(total / sum(_sizes(parameters).values()))

@@ -36,6 +36,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from covon_avalanche.evaluation.memory import TRANSIENT
+
 _PLAIN = (type(None), bool, int, float, str, torch.device, torch.dtype, torch.Size)
 # Containers that are filled in place, by the names of their kinds.
 _CONTAINERS: dict[str, Any] = {
@@ -47,11 +49,6 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 _NOT_STORED_TYPES = (
     *(BaseLogger, DataLoader, PurePath, types.ModuleType, types.MethodType),
     *(io.IOBase, re.Pattern, type(threading.Lock()), type(threading.RLock())),
-)
-# Attributes of a strategy that are set again before they are used.
-_SKIPPED = frozenset(
-    ("experience", "dataloader", "adapted_dataset", "mbatch", "mb_output", "loss")
-    + ("current_eval_stream", "_eval_streams", "checkpointer", "parallel_model", "shares")
 )
 # Modules whose classes a file may name.
 _TRUSTED = (
@@ -111,7 +108,7 @@ _KNOWN_FUNCTIONS = {_importable(f): f for f in (torch.zeros, transform_groups.id
 
 def _skipped(value: Any) -> frozenset[str]:
     """Attributes that are not stored; a class names its own in ``not_stored``."""
-    default = _SKIPPED if hasattr(value, "plugins") else frozenset[str]()
+    default = TRANSIENT if hasattr(value, "plugins") else frozenset[str]()
     return getattr(type(value), "not_stored", default)
 
 

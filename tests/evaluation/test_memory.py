@@ -1,9 +1,11 @@
 """What methods keep, counted against what their algorithms say."""
 
+import copy
+
 import pytest
 import torch
 from avalanche.benchmarks.utils import TransformGroups, make_avalanche_dataset
-from avalanche.training import Naive
+from avalanche.training import Cumulative, JointTraining, Naive
 from avalanche.training.plugins import EWCPlugin, ReplayPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
 from small_recipes import STRATEGIES, run_strategy, small_recipe
@@ -84,6 +86,31 @@ def test_stored_examples_count_as_inputs_of_the_network(kind):
     result = run_strategy(recipe, kind, 0)
     stored = examples * bytes_each / (4 * result.parameters)
     assert result.memory_ratio == pytest.approx(others + stored, abs=1e-3)
+
+
+@pytest.mark.parametrize("cls", [JointTraining, Cumulative])
+def test_the_data_that_offline_training_sees_are_no_memory(cls):
+    footprint, model = MemoryFootprint(), toy_model()
+    strategy, stream = make_naive(model, adamw(model), footprint, cls=cls), toy_benchmark(2)
+    for experience in [stream.train_stream] if cls is JointTraining else stream.train_stream:
+        strategy.train(experience)
+    assert footprint.ratio == 3
+
+
+def test_what_a_strategy_keeps_itself_counts():
+    class Distil(Naive):
+        def _after_training_exp(self, **kwargs):
+            self.teacher = copy.deepcopy(self.model)
+            self.anchors = [p.detach().clone() for p in self.model.parameters()]
+            self.memory = ReservoirSamplingBuffer(10)
+            self.memory.update_from_dataset(self.experience.dataset)
+            super()._after_training_exp(**kwargs)
+
+    footprint, model = MemoryFootprint(), toy_model()
+    strategy = make_naive(model, adamw(model), footprint, cls=Distil)
+    strategy.train(toy_benchmark(2).train_stream)
+    examples = 10 * (8 * 4 + 2 * 8) / (4 * sum(p.numel() for p in model.parameters()))
+    assert footprint.ratios == pytest.approx([3, 5 + examples])
 
 
 def test_counting_draws_no_random_numbers_of_augmentation():
