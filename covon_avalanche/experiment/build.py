@@ -90,7 +90,9 @@ def build_model(
 class CosinePlugin(SupervisedPlugin):
     """Lowers all learning rates along a cosine over the epochs of each domain.
 
-    :param final: factor of the learning rates in the last epoch, relative to the first.
+    :param final: factor of the learning rates in the last epoch, relative to the first; 1 leaves
+        them to others.
+    :raises ValueError: if something else changes them during a domain, which would have no effect.
     """
 
     def __init__(self, final: float) -> None:
@@ -102,17 +104,27 @@ class CosinePlugin(SupervisedPlugin):
         self._rates = [group["lr"] for group in strategy.optimizer.param_groups]
 
     def before_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-        last = max(1, strategy.train_epochs - 1)
-        progress = min(strategy.clock.train_exp_epochs / last, 1.0)
-        factor = self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
-        self._set([factor * rate for rate in self._rates], strategy)
+        epoch = strategy.clock.train_exp_epochs
+        now = [group["lr"] for group in strategy.optimizer.param_groups]
+        if self.final < 1 and epoch > 0 and now != self._rates_in(epoch - 1, strategy):
+            raise ValueError(
+                f"the learning rate was changed to {now[0]:g} during a domain, but the recipe's "
+                "cosine schedule sets it in each epoch: set final_lr_factor = 1"
+            )
+        self._set(self._rates_in(epoch, strategy), strategy)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         self._set(self._rates, strategy)
 
+    def _rates_in(self, epoch: int, strategy: Any) -> list[float]:
+        progress = min(epoch / max(1, strategy.train_epochs - 1), 1.0)
+        factor = self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))
+        return [factor * rate for rate in self._rates]
+
     def _set(self, rates: list[float], strategy: Any) -> None:
-        for group, rate in zip(strategy.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        if self.final < 1:
+            for group, rate in zip(strategy.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
 
 
 def build_strategy(

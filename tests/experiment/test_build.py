@@ -247,6 +247,33 @@ def test_the_cosine_falls_in_every_group_within_each_domain(settings, rates):
     assert [*zip(*found, strict=True)] == [pytest.approx(group) for group in rates]
 
 
+class Halves(SupervisedPlugin):
+    """A learning rate schedule of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def after_training_epoch(self, strategy, **kwargs):
+        for group in strategy.optimizer.param_groups:
+            self.found.append(group["lr"])
+            group["lr"] /= 2
+
+
+def test_a_plugin_may_set_the_learning_rate_where_the_recipe_keeps_it_constant():
+    own = {"kind": "custom", "lr": 1.0, "implementation": f"{__name__}:Halves"}
+    for final in (1.0, 0.2):
+        recipe = small_recipe({"own": own}, stream=FEW, final_lr_factor=final, epochs=2)
+        benchmark = build_benchmark(recipe, seed=0)
+        strategy = built(recipe, recipe.strategies["own"], benchmark)
+        if final == 1:
+            strategy.train(benchmark.train_stream)
+            assert strategy.plugins[0].found == [1.0, 0.5, 0.25, 0.125]
+        else:
+            with pytest.raises(ValueError, match="set final_lr_factor = 1"):
+                strategy.train(benchmark.train_stream)
+
+
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "replay", "duct", "covon"])
 def test_avalanche_leaves_the_groups_of_head_and_backbone_as_they_are(kind):
     """The learning rate of the backbone is so small that no weight of it can change."""
