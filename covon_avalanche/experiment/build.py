@@ -150,18 +150,29 @@ def build_strategy(
     if not issubclass(base, TensorBatches):
         mixins.append(TensorBatches)
     cls = type(base.__name__, (*mixins, base), {"__module__": base.__module__})
+    plugins = [*method.plugins, cosine, MemoryFootprint(), log]
+    given = {
+        "train_mb_size": recipe.train_mb_size,
+        "train_epochs": settings.epochs or recipe.epochs,
+        "evaluator": evaluator,
+    }
     try:
-        return cls(
+        strategy = cls(
             model=model,
             optimizer=optimizer,
             criterion=nn.CrossEntropyLoss(),
-            train_mb_size=recipe.train_mb_size,
-            train_epochs=settings.epochs or recipe.epochs,
             eval_mb_size=recipe.eval_mb_size,
             device=recipe.device,
-            plugins=[*method.plugins, cosine, MemoryFootprint(), log],
-            evaluator=evaluator,
+            plugins=[*plugins],
+            **given,
             **method.arguments,
         )
     except TypeError as error:
         raise ValueError(f"{base.__name__} cannot be created: {error}") from error
+    lost = [name for name, value in given.items() if getattr(strategy, name) != value]
+    lost += ["plugins"] * any(plugin not in strategy.plugins for plugin in plugins)
+    if lost:
+        raise ValueError(
+            f"the constructor of {base.__name__} must pass on {', '.join(lost)} to its base class"
+        )
+    return strategy

@@ -274,6 +274,20 @@ def test_a_plugin_may_set_the_learning_rate_where_the_recipe_keeps_it_constant()
                 strategy.train(benchmark.train_stream)
 
 
+class KeepsItsArguments(Naive):
+    """Trains one epoch with batches of 1."""
+
+    def __init__(self, *, model, optimizer, criterion, **kwargs):
+        super().__init__(model=model, optimizer=optimizer, criterion=criterion)
+
+
+def test_a_strategy_that_ignores_the_recipe_is_refused():
+    own = {"kind": "custom", "lr": 1.0, "implementation": f"{__name__}:KeepsItsArguments"}
+    recipe = small_recipe({"own": own}, stream=FEW)
+    with pytest.raises(ValueError, match="on train_mb_size, train_epochs, evaluator, plugins to"):
+        built(recipe, recipe.strategies["own"], build_benchmark(recipe, seed=0))
+
+
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "replay", "duct", "covon"])
 def test_avalanche_leaves_the_groups_of_head_and_backbone_as_they_are(kind):
     """The learning rate of the backbone is so small that no weight of it can change."""
