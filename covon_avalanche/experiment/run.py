@@ -167,6 +167,12 @@ class Run:
             self.metrics, *(logged if self.loggers else ()), loggers=list(self.loggers)
         )
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
+        if self.options.bundle and self.strategy.model is not self.model:
+            raise ValueError(
+                f"{self.name} trains a network of its own, which a bundle cannot describe: run it "
+                "without --bundle"
+            )
+        self.model = self.strategy.model  # which a class of the user's may have replaced
         self.diagnostics: list[dict[str, float]] = []
 
     def _train(self) -> None:

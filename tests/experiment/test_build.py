@@ -8,6 +8,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from miniature import OWN_CLASSES, cddb, core50, domainnet, imagenet_r, office_home, own, pacs
 from small_recipes import FEW, STRATEGIES, run_strategy, small_recipe
+from torch import nn
 from torch.optim import SGD
 from toy_vits import add_tiny_clip
 
@@ -17,6 +18,7 @@ from covon_avalanche.experiment.recipe import Recipe, RecipeError, load_recipe, 
 from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.run_settings import settings_of
 from covon_avalanche.streams.transforms import IMAGENET
 
@@ -286,6 +288,24 @@ def test_a_strategy_that_ignores_the_recipe_is_refused():
     recipe = small_recipe({"own": own}, stream=FEW)
     with pytest.raises(ValueError, match="on train_mb_size, train_epochs, evaluator, plugins to"):
         built(recipe, recipe.strategies["own"], build_benchmark(recipe, seed=0))
+
+
+class OwnNetwork(Naive):
+    """Trains another network than the recipe's."""
+
+    def __init__(self, *, model, **kwargs):
+        super().__init__(model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), **kwargs)
+
+
+def test_a_strategy_may_train_a_network_of_its_own(tmp_path):
+    own = {"kind": "custom", "lr": 0.1, "implementation": f"{__name__}:OwnNetwork"}
+    recipe = small_recipe({"own": own}, stream=FEW, epochs=1)
+    folder = RunFolder(tmp_path, recipe, "own", 0)
+    with pytest.raises(ValueError, match="a network of its own"):
+        run_in_folder(folder, RunOptions(bundle=True))
+    result = run_in_folder(folder)
+    assert result.parameters == 650
+    assert result.average_accuracy > 0.2
 
 
 @pytest.mark.parametrize("kind", ["finetune", "ewc", "lwf", "replay", "duct", "covon"])
