@@ -23,6 +23,11 @@ def error_sentence(error: BaseException) -> str:
 
 
 def run_error(error: BaseException) -> str:
-    """The message of an error that ends a run, with advice where memory is short."""
-    advice = "; try a smaller train_mb_size or eval_mb_size, or --jobs 1"
-    return error_sentence(error) + (advice if is_out_of_memory(error) else "")
+    """The message of an error that ends a run, with advice where memory is short, or where batch
+    norm has a single image."""
+    advice = ""
+    if is_out_of_memory(error):
+        advice = "; try a smaller train_mb_size or eval_mb_size, or --jobs 1"
+    elif "more than 1 value per channel" in str(error):
+        advice = "; the last batch of a domain has a single image: choose another train_mb_size"
+    return error_sentence(error) + advice

@@ -8,7 +8,7 @@ from covon_avalanche.experiment.grid import run_grid
 from covon_avalanche.experiment.run_folder import RunFolder, RunSpec, run_folders
 
 MODULE = """
-import os, signal
+import os, signal, torch
 from avalanche.training.plugins import SupervisedPlugin
 
 class Unpleasant(Exception):
@@ -34,6 +34,11 @@ ERRORS = {
         "RuntimeError('CUDA out of memory.\\nTried to allocate 9 GiB')",
         "RuntimeError: CUDA out of memory. Tried to allocate 9 GiB; try a smaller train_mb_size",
         False,
+    ),
+    "batch-norm": (
+        "torch.nn.functional.batch_norm(torch.ones(1, 3), None, None, training=True)",
+        "Expected more than 1 value per channel when training, got input size torch.Size([1, 3]); ",
+        True,
     ),
     "diverged": (None, "FloatingPointError: the loss is", False),
 }
