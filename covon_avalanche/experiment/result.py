@@ -37,7 +37,8 @@ class Epoch(BaseModel):
     epoch: int
     """Index within the experience; both count from 0."""
     loss: float
-    """The training objective, penalties included: mean over the images."""
+    """The loss of the strategy: mean over the images. It has the terms that methods add to the loss
+    (LwF, DER), not the penalties whose gradient alone is added (EWC, SI, MAS, RWalk)."""
     accuracy: float
     """On the training batches, by the weights of each step (posterior samples of CoVON and VCL)."""
     images: int
