@@ -240,6 +240,13 @@ def gpt2():
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropout, **ends))
 
 
+GROUP_BY_LENGTH = (  # renamed in Transformers 5.2
+    {"train_sampling_strategy": "group_by_length"}
+    if hasattr(transformers.TrainingArguments, "train_sampling_strategy")
+    else {"group_by_length": True}
+)
+
+
 def lengths(batches):
     return [tuple(batch["attention_mask"].sum(1).tolist()) for batch in batches]
 
@@ -248,7 +255,7 @@ def lengths(batches):
     "options",
     [
         {},
-        {"train_sampling_strategy": "group_by_length"},
+        GROUP_BY_LENGTH,
         {"gradient_checkpointing": True},
         {"label_smoothing_factor": 0.3},
     ],
