@@ -52,7 +52,7 @@ from covon_avalanche.optim.samples import (
     bump_versions,
     compiled_fill,
     copy_rounded_,
-    in_strides_of,
+    match_layout,
     noise_key,
     pieces,
     state_dtype,
@@ -538,12 +538,14 @@ class CoVON(PosteriorOptimizer):
         averaged = record.mc_samples > 1
         buffers = {named.param: record.buffers[named.param] for named in params}
         kernel = None if averaged else self._cpu_kernel(buffers)
+        bfloat16 = kernel is None  # multi-tensor operations cast one bucket at a time
         samples: dict[Tensor, Tensor] = {}  # of several, their statistics
         grads: dict[Tensor, Tensor] = {}
-        for p, buffer in buffers.items():
+        for (name, p, *_), buffer in zip(params, buffers.values(), strict=True):
             assert p.grad is not None
-            samples[p] = record.statistic(p) if averaged else buffer.content
-            grads[p] = in_strides_of(p, p.grad)
+            sample = record.statistic(p) if averaged else buffer.content
+            samples[p] = match_layout(sample, p, name, "the sample", bfloat16)
+            grads[p] = match_layout(p.grad, p, name, "the gradient", bfloat16)
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT

@@ -178,36 +178,45 @@ def state_dtype(p: Tensor) -> torch.dtype:
     return torch.float32 if p.dtype == torch.bfloat16 else p.dtype
 
 
-def in_strides_of(p: Tensor, value: Tensor) -> Tensor:
-    """The tensor itself, or a copy in its dtype with the strides of a parameter."""
-    if value.stride() == p.stride():
+def match_layout(value: Tensor, p: Tensor, name: str, what: str, bfloat16: bool = False) -> Tensor:
+    """The tensor itself, or a copy with the state's dtype, device and strides of a parameter.
+
+    :param name: of the parameter, for the error.
+    :param what: the tensor is, for the error.
+    :param bfloat16: whether it may stay in bfloat16, as a prior may.
+    :raises ValueError: if the shapes differ.
+    """
+    kept = value.dtype == torch.bfloat16 and (bfloat16 or what.startswith("prior_"))
+    dtype = value.dtype if kept else state_dtype(p)
+    if is_sharded(p) and not is_sharded(value) and value.shape == p.shape:
+        return sharded_like(value.to(dtype), p)
+    if _layout(value) == (p.device, dtype, p.shape, p.stride()):
+        return value
+    if value.shape != p.shape:
+        raise ValueError(
+            f"{what} of {name!r} must have the parameter's shape {tuple(p.shape)}, "
+            f"got {tuple(value.shape)}"
+        )
+    same_kind = value.dtype == dtype and value.device == p.device
+    if same_kind and not is_dense(p):  # never worked on in order of memory
         return value
     with torch.inference_mode(False):  # as in SampleBuffer
-        return torch.empty_like(p, dtype=value.dtype, requires_grad=False).copy_(value)
+        return torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(value)
 
 
 def align_state_(state: dict[str, Any], p: Tensor, name: str) -> None:
-    """Give a parameter's state its device and layout, after the model was cast, moved or changed
-    its memory format; priors may stay in bfloat16.
+    """Give a parameter's state its layout, after the model was cast, moved or changed its memory
+    format.
 
     :raises ValueError: naming parameter and entry, if one has another shape.
     """
     if state_dtype(p) == p.dtype:
         state.pop("mean", None)  # of weights that were bfloat16 before
     for key, value in state.items():
-        if not isinstance(value, Tensor) or value.dim() not in (0, p.dim()):
-            continue
-        kept = value.dtype == torch.bfloat16 and key.startswith("prior_")
-        value = value.to(p.device, value.dtype if kept else state_dtype(p))
-        if value.dim() and value.shape != p.shape:
-            raise ValueError(
-                f"{key} of {name!r} must have the parameter's shape {tuple(p.shape)}, "
-                f"got {tuple(value.shape)}"
-            )
-        if value.dim() and is_sharded(p) and not is_sharded(value):
-            value = sharded_like(value, p)
-        # of a parameter with gaps nothing is worked on in order of memory
-        state[key] = in_strides_of(p, value) if value.dim() and is_dense(p) else value
+        if isinstance(value, Tensor) and value.dim() == p.dim():
+            state[key] = match_layout(value, p, name, key)
+        elif isinstance(value, Tensor) and value.dim() == 0:  # one number for all entries
+            state[key] = value.to(device=p.device, dtype=state_dtype(p))
 
 
 class SampleBuffer:
