@@ -8,7 +8,7 @@ otherwise. A batch is ``(input, target, *more)``; the model is called as ``model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -237,9 +237,12 @@ def _add_by_hooks(
     with module_hooks() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
+        alone = None
         if len(y) > 1:
-            model(x[:1], *(m[:1] for m in more))
-            alone = [(layer, len(a)) for layer, a, _ in calls]
+            # Suppressed where the network needs the whole batch, or has other inputs than tensors.
+            with suppress(RuntimeError, ValueError, IndexError, TypeError):
+                model(x[:1], *(m[:1] for m in more))
+                alone = [(layer, len(a)) for layer, a, _ in calls]
             calls.clear()
             inputs.clear()
         output = model(x, *more)
@@ -248,7 +251,7 @@ def _add_by_hooks(
     # The hooks capture exact per-example gradients only if each layer is called once, with a row
     # per example and not with, say, one per class, and weights have no gradient except through
     # these calls.
-    if len(y) > 1 and alone != [(layer, 1) for layer, *_ in calls]:
+    if alone is not None and alone != [(layer, 1) for layer, *_ in calls]:
         return False
     called = {layer for layer, *_ in calls}
     if len(called) < len(calls) or not all(_rows_are_examples(c, x, len(y)) for c, x, _ in calls):

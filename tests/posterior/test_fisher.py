@@ -334,6 +334,29 @@ def test_as_many_classes_as_examples_are_not_confused():
         torch.testing.assert_close(squared_example_gradients(model, batches), by_loop(model, x, y))
 
 
+class NeedsWholeBatch(nn.Module):
+    """Has a buffer with a row per example, and takes a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 4)
+        self.register_buffer("offsets", torch.randn(6, 12))
+
+    def forward(self, x, scale):
+        return scale * self.layer(x + self.offsets)
+
+
+def test_a_network_that_needs_the_whole_batch():
+    torch.manual_seed(0)
+    model = NeedsWholeBatch().double()
+    x, y = torch.randn(6, 12).double(), torch.randint(4, (6,))
+    losses = nn.functional.cross_entropy(model(x, 2.0), y, reduction="none")
+    weight = model.layer.weight
+    squares = [torch.autograd.grad(loss, weight, retain_graph=True)[0].square() for loss in losses]
+    found = squared_example_gradients(model, [(x, y, 2.0)])
+    torch.testing.assert_close(found["layer.weight"], torch.stack(squares).mean(0))
+
+
 LOSSES = {
     "class weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 20.0, 3.0])),
     "label smoothing": nn.CrossEntropyLoss(label_smoothing=0.1),
