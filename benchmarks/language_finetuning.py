@@ -10,9 +10,10 @@
 SmolLM2-135M-Instruct, which knows English, and for LoRA on it. ``smollm2``: also with EWC* and
 Ada-Reg, at several strengths, for longer, with three seeds, on German and French and on answers to
 questions about Python and Perl; at which loss in the second is how much of the first forgotten?
-Losses are on validation text, in nats per token of the model's own tokenizer. Results go to
-``benchmarks/results/language/finetuning-PART.jsonl``, tables to ``docs/language.md``. If there is a
-GPU, it is used; ``smollm2`` takes minutes there, and days on two cores.
+The runs are in ``language_finetuning.toml``. Losses are on validation text, in nats per token of
+the model's own tokenizer. Results go to ``benchmarks/results/language/finetuning-PART.jsonl``,
+tables to ``docs/language.md``. If there is a GPU, it is used; ``smollm2`` takes minutes there, and
+days on two cores.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from __future__ import annotations
 import argparse
 from contextlib import nullcontext
 from itertools import product
-from math import exp, isnan
+from math import exp
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +52,16 @@ from language_training import (
 from torch.nn.utils import parameters_to_vector
 
 from covon_avalanche import CoVON
+from covon_avalanche.experiment.recipe import read_recipe
 from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments
 from covon_avalanche.posterior.fisher import squared_batch_gradients
 
 NAME = "benchmarks/language_finetuning.py"
 PAGE = ROOT / "docs/language.md"
-SEEDS = {"scratch": 3, "sweep": 1, "smollm2": 3}
-STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in SEEDS}
+_, PARTS = read_recipe(Path(__file__).with_suffix(".toml"))
+STORED = {part: RESULTS / f"language/finetuning-{part}.jsonl" for part in PARTS}
 KEY = ("network", "text", "method", "seed", "lr", "steps", "sequences", "gamma")
 TASKS = {"manual pages": ("de", "fr"), "answers": ("python", "perl"), "English": ("en",)}
-HALF = "covon, bfloat16 prior"
 
 
 def measure(case: Case, corpora: Path) -> Case:
@@ -87,7 +89,7 @@ def measure(case: Case, corpora: Path) -> Case:
             anchor = QuadraticAnchor(named, ess=1.0, strength=float(strength))
     else:
         knob = {} if case["gamma"] is None else {"gamma": case["gamma"]}
-        if case["method"] == HALF:
+        if case["method"].endswith("bfloat16 prior"):
             knob["bfloat16_prior"] = True
         knob["batch_size"] = case["sequences"]
         generator = torch.Generator(DEVICE).manual_seed(case["seed"])
@@ -130,43 +132,15 @@ def measure(case: Case, corpora: Path) -> Case:
 
 
 def cases(part: str) -> list[Case]:
-    """All of a part."""
-
-    def around(lr: float) -> tuple[float, ...]:
-        return lr, lr * (1 / 3), lr * 3
-
-    both, gammas = ("adamw", "covon"), ("covon, gamma 0.3", "covon, gamma 1")
-    strengths = ("1e+10", "1e+11", "1e+12")
-    anchored = [f"{m}, strength {s}" for m, s in product(("ada-reg", "ewc-star"), strengths)]
-    manual, answers, rates = "manual pages", "answers", (5e-5, 1e-4, 2e-4, 5e-4)
-    few, some, many = (12, 4, 8), (60, 4, 24), (100, 4, 64)  # steps, sequences, evaluated
-    weights = (*both, "covon, bfloat16 weights")
-    groups: dict[str, list[tuple[Any, ...]]] = {
-        "scratch": [("gpt2-scratch", "English", (1000, 8, 256), (2e-3,), weights)],
-        "sweep": [
-            ("gpt2", manual, (60, 8, 64), around(5e-4), (*both, HALF)),
-            ("smollm2", manual, few, around(1e-4), both),
-            ("smollm2-lora", manual, few, around(1e-3), both),
-        ],
-        "smollm2": [
-            ("smollm2", manual, many, rates, both),
-            ("smollm2", manual, many, (2e-4,), (*anchored, *gammas)),
-            ("smollm2", answers, many, rates, both),
-            ("smollm2", answers, many, (2e-4,), anchored),
-            ("smollm2-lora", manual, many, (5e-4, 1e-3, 2e-3, 5e-3), both),
-            ("smollm2-lora", answers, many, (1e-3, 2e-3, 5e-3), both),
-            ("smollm2", manual, some, (1e-4, 2e-4), both),
-        ],
-    }
+    """All of a part, seed by seed."""
     found = []
-    for seed, group in product(range(SEEDS[part]), groups[part]):
-        network, text, size, lrs, methods = group
-        for lr, method in product(lrs, methods):
-            gamma = float(method.partition("gamma ")[2] or "nan")
-            case = {"network": network, "text": text, "method": method, "seed": seed, "lr": lr}
-            case |= dict(zip(("steps", "sequences", "evaluated"), size, strict=True))
-            found.append({**case, "gamma": None if isnan(gamma) else gamma})
-    return found
+    for group in PARTS[part]:
+        sizes = {key: group[key] for key in ("network", "text", "steps", "sequences", "evaluated")}
+        for seed, lr, method in product(group["seeds"], group["lr"], group["methods"]):
+            gamma = method.partition("gamma ")[2]
+            case = {**sizes, "method": method, "seed": seed, "lr": lr}
+            found.append({**case, "gamma": float(gamma) if gamma else None})
+    return sorted(found, key=itemgetter("seed"))
 
 
 def table(part: str) -> str:
