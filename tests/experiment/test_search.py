@@ -154,15 +154,19 @@ def test_the_state_of_a_killed_trial_that_another_process_runs_now_is_not_writte
     assert trial.given_up == "failed"
 
 
-def test_a_draw_below_the_median_of_the_others_is_pruned(tmp_path, runs):
-    curves = [(0.9, 0.8, 0.7)] * 4 + [(0.95, 0.7, 0.7), (0.1, 0.8, 0.7), (0.1, 0.9, 0.9)]
+def test_a_draw_that_can_hardly_become_the_best_is_pruned(tmp_path, runs):
+    others = [(0.9, 0.8, 0.7)] * 4
+    curves = [*others, (0.95, 0.65, 0.9), (0.1, 0.75, 0.75), (0.1, 0.8, 0.7)]
     runs.curve = lambda n, _: curves[n - 1]
     stream = STREAM | {"n_experiences": 6}  # pruned after the second domain at the earliest
     space = {"finetune": {"weight_decay": {"low": 0.01, "high": 0.1}}}
     search, ended = search_of(tmp_path, 7, stream=stream, search=space), []
     run_searches([search], on_end=ended.append)
     assert runs.ended == [1, 2, 3] * 4 + [1, 2] + [1, 2, 3] * 2
-    says = "Pruned: 70.00 % after domain 2, below the median of 4 other trials, 80.00 %"
+    says = (
+        "Pruned: 65.00 % after domain 2, below the median of 4 other trials, 80.00 %, and their "
+        "best A_T, 70.00 %"
+    )
     assert [outcome.error for outcome in ended] == [None] * 4 + [says] + [None] * 2
     assert ended[4].folder.title.startswith("finetune, trial 5 (weight_decay 0.0")
     assert [row["state"] for row in search.rows()].count("pruned") == 1
