@@ -74,6 +74,14 @@ def attached(make, micro_batches, between=lambda model: None, wrap=lambda model:
     return model, optimizer
 
 
+def fresh(make=make_covon, **options):
+    """A new model, attached to its optimizer."""
+    model = Net()
+    optimizer = make(model.named_parameters(), **options)
+    optimizer.attach(model)
+    return model, optimizer
+
+
 def assert_same(one, two):
     (model, optimizer), (other, its_optimizer) = one, two
     assert same(weights(model), weights(other))
@@ -170,11 +178,10 @@ def test_a_state_dict_holds_the_means_of_two_attached_optimizers(micro_batches):
 
 def test_an_exception_in_the_forward_pass_drops_the_sample(make_each, micro_batches):
     """As one in the block does: the noise that was drawn is lost, and all else is as before."""
-    model, (first, second) = Net(), micro_batches
-    optimizer = make_each(model.named_parameters(), seed=3)
-    plain = copy.deepcopy(model)
+    first, second = micro_batches
+    model, optimizer = fresh(make_each, seed=3)
+    plain = Net()
     own = make_each(plain.named_parameters(), seed=3)
-    optimizer.attach(model)
     nll(model, first)().backward()
     before = weights(plain)
     model.fails = ValueError("broken")
@@ -209,10 +216,8 @@ def test_after_an_exception_in_an_evaluation_the_sample_is_back(make_each, micro
 
 
 def test_ctrl_c_leaves_a_sample_that_evaluations_do_not_see(micro_batches):
-    model = Net()
+    model, optimizer = fresh()
     mean = model.layers[0].weight.detach().clone()
-    optimizer = make_covon(model.named_parameters())
-    optimizer.attach(model)
     for mode in (True, False):
         nll(model, micro_batches[0])().backward()
         model.fails = KeyboardInterrupt()
@@ -245,9 +250,7 @@ def test_wrapped_models(wrap, make, micro_batches):
 
 
 def test_a_model_attached_before_it_is_compiled(micro_batches):
-    model = Net()
-    optimizer = make_covon(model.named_parameters(), seed=3)
-    optimizer.attach(model)
+    model, optimizer = fresh(seed=3)
     compiled = torch.compile(model.layers, backend="eager")
     model.forward = lambda x: compiled(x)
     for _ in range(2):
@@ -258,9 +261,8 @@ def test_a_model_attached_before_it_is_compiled(micro_batches):
 
 
 def test_step_with_a_closure_uses_the_sample_in_place(make_each, micro_batches):
-    block, model = by_block(make_each, micro_batches), Net()
-    optimizer = make_each(model.named_parameters(), seed=3)
-    optimizer.attach(model)
+    block = by_block(make_each, micro_batches)
+    model, optimizer = fresh(make_each, seed=3)
     for step in range(2 * STEPS):
         nll(model, micro_batches[0])().backward()
         optimizer.step(lambda: nll(model, micro_batches[1])().backward())
@@ -271,9 +273,7 @@ def test_step_with_a_closure_uses_the_sample_in_place(make_each, micro_batches):
 
 
 def test_a_block_of_ones_own_stays_in_force(micro_batches):
-    model = Net()
-    optimizer = make_covon(model.named_parameters())
-    optimizer.attach(model)
+    model, optimizer = fresh()
     nll(model, micro_batches[0])().backward()
     optimizer.step()
     model.eval()
@@ -302,9 +302,7 @@ def test_an_incomplete_step_ends_with_the_task_and_with_detaching(micro_batches)
 
 def test_weights_changed_within_a_step_are_an_error(micro_batches):
     for evaluates in (False, True):
-        model = Net()
-        optimizer = make_covon(model.named_parameters())
-        optimizer.attach(model)
+        model, optimizer = fresh()
         nll(model, micro_batches[0])().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -374,9 +372,8 @@ def test_merge_rules_draw_no_sample_of_an_attached_model(micro_batches):
 
 
 def test_a_step_after_evaluation_mode_alone_names_the_mode(micro_batches):
-    model = Net().eval()
-    optimizer = make_covon(model.named_parameters())
-    optimizer.attach(model)
+    model, optimizer = fresh()
+    model.eval()
     nll(model, micro_batches[0])().backward()
     with pytest.raises(RuntimeError, match=r"needs mc_samples=1 .* got 0: an attached .*train\(\)"):
         optimizer.step()

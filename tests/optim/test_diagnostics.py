@@ -1,4 +1,4 @@
-"""Diagnostics of CoVON: by hand, and where their value is known."""
+"""Diagnostics of CoVON, and the average of Hessian estimates, against closed forms."""
 
 import math
 import warnings
@@ -9,6 +9,7 @@ from torch import nn
 from toy_optimizers import make_covon, nll, step_on, train_step
 
 from covon_avalanche import CoVON
+from covon_avalanche.optim.hessian import beta2_at, ema_weights
 
 
 def in_a_task(values, hessians, **changes):
@@ -97,3 +98,23 @@ def test_noise_that_has_grown_far_beyond_the_weights_is_warned_of(large, batch, 
     optimizer.consolidate()
     says = [str(w.message) for w in recwarn if "the noise has grown to" in str(w.message)]
     assert len(says) == large
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 1000])
+def test_a_number_is_an_exponential_average(steps):
+    start, squares = ema_weights(0.99, steps)
+    assert start == pytest.approx(0.99**steps)
+    assert squares == pytest.approx(0.01 / 1.99 * (1 - 0.99 ** (2 * steps)))
+
+
+@pytest.mark.parametrize("steps", [1, 7, 1000, 20_000])
+def test_none_is_a_polynomial_average(steps):
+    """1 - 10 / (500 + t): products of it telescope."""
+    logs = [math.log(490 + i) - math.log(490 + steps + i) for i in range(10)]
+    assert ema_weights(None, steps)[0] == pytest.approx(math.exp(sum(logs)), rel=1e-9)
+    assert 1 / (1 - beta2_at(None, steps)) == pytest.approx(50 + steps / 10)
+
+
+def test_of_a_long_task_it_averages_over_the_last_part():
+    """Weights in proportion to (s / t)^9 have the squared sum 100 / 19 / t for large t."""
+    assert ema_weights(None, 100_000)[1] == pytest.approx(100 / 19 / 100_000, rel=0.05)
