@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -28,10 +29,16 @@ def whole_clip(**text: Any) -> Any:
     return clip.eval()
 
 
+@cache
+def _tokenizer() -> Any:
+    """Reads its vocabulary, which takes a tenth of a second."""
+    open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
+    return open_clip.get_tokenizer("ViT-B-16")
+
+
 def tokenize(texts: Any, context_length: int = 30) -> torch.Tensor:
     """CLIP's tokens."""
-    open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
-    tokens: torch.Tensor = open_clip.get_tokenizer("ViT-B-16")(texts, context_length=context_length)
+    tokens: torch.Tensor = _tokenizer()(texts, context_length=context_length)
     return tokens
 
 

@@ -1,10 +1,11 @@
-"""Ridge regression over domains against scikit-learn's on all domains at once."""
+"""Ridge regression over domains against scikit-learn's on all domains at once; class means."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -245,3 +246,21 @@ def test_a_singular_gram_matrix_gets_a_larger_ridge():
 def test_bad_arguments_are_named(options, says):
     with pytest.raises(ValueError, match=says):
         RidgeClassifier(1, 3, **options)
+
+
+def test_the_mean_of_a_class_is_over_all_domains():
+    head = NearestClassMean(2, 4)
+    for features, labels in (
+        ([[1.0, 0.0], [0.0, 2.0]], [0, 1]),
+        ([[0.0, 1.0], [4.0, 0.0], [0.0, -1.0]], [0, 1, 3]),
+    ):
+        head.begin_domain()
+        head.update(torch.tensor(features), torch.tensor(labels))
+        head.end_domain()
+    means = torch.tensor([[0.5, 0.5], [2.0, 1.0], [0.0, -1.0]])
+    x = torch.tensor([[3.0, 1.0], [-1.0, -7.0]])
+    scores = head(x)
+    expected = F.cosine_similarity(x[:, None], means[None], dim=2)
+    torch.testing.assert_close(scores[:, [0, 1, 3]], expected)
+    assert scores[:, 2].tolist() == [-1, -1]  # no examples
+    assert scores.argmax(1).tolist() == [1, 3]

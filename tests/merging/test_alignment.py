@@ -80,54 +80,35 @@ def test_samples_have_the_moments_of_their_class_and_domain(per_class, monkeypat
         np.testing.assert_allclose(np.cov(own.T), covariance, atol=0.02 * size)
 
 
-def test_two_steps_by_hand():
-    """Without covariance all samples are the scaled means, and an epoch is one batch."""
-    torch.manual_seed(0)
-    width, classes = 5, 3
-    means = [torch.randn(classes, width) for _ in range(2)]
-    domains = [FeatureGaussians(torch.arange(3), m, torch.zeros(width, width)) for m in means]
-    layer = nn.Linear(width, classes)
-    w = torch.cat([layer.weight, layer.bias[:, None]], 1).detach().double()
-    x = torch.cat([0.95 * means[0], means[1]]).double()
-    x = torch.cat([x, torch.ones(6, 1)], 1)
-    y = torch.arange(3).repeat(2)
-    align_classifier(layer, domains, samples=7, epochs=2, lr=0.5, weight_decay=0.1)
-    momentum = torch.zeros_like(w)
-    for lr in (0.5, 0.25):  # half a cosine
-        w.requires_grad_()
-        z = x @ w.T
-        z = 10 * z / z.square().sum(1, keepdim=True).sqrt()
-        loss = -z.log_softmax(1)[torch.arange(6), y].mean()
-        (gradient,) = torch.autograd.grad(loss, w)
-        w = w.detach()
-        momentum = 0.9 * momentum + gradient + 0.1 * w
-        w = w - lr * momentum
-    torch.testing.assert_close(layer.weight.detach(), w[:, :-1].float(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(layer.bias.detach(), w[:, -1].float(), rtol=1e-4, atol=1e-5)
-    assert layer.weight.grad is None
-
-
-def test_a_step_of_two_classifiers_by_hand():
-    """Of two domains: the classes of the second follow those of the first, and the norm is the mean
-    of both classifiers' norms. Class 2 is missing in the first domain."""
+@pytest.mark.parametrize("n", [1, 2])
+def test_two_steps_by_hand(n):
+    """Without covariance all samples are the scaled means, and an epoch is one batch. Of two
+    classifiers the second is the second domain's: its classes follow those of the first, and the
+    norm is the mean of both classifiers' norms. Class 2 is missing in the first domain."""
     torch.manual_seed(0)
     means = torch.randn(2, 5), torch.randn(3, 5)
     classes = torch.tensor([0, 1]), torch.arange(3)
     pairs = zip(classes, means, strict=True)
     domains = [FeatureGaussians(c, m, torch.zeros(5, 5)) for c, m in pairs]
-    layers = [nn.Linear(5, 3) for _ in range(2)]
+    layers = [nn.Linear(5, 3) for _ in range(n)]
     w = torch.cat([torch.cat([o.weight, o.bias[:, None]], 1) for o in layers]).detach().double()
     x = torch.cat([0.95 * means[0], means[1]]).double()
-    x, y = torch.cat([x, torch.ones(5, 1)], 1), torch.tensor([0, 1, 3, 4, 5])
-    align_layers(layers, domains, samples=7, epochs=1, lr=0.5, weight_decay=0.1)
-    w.requires_grad_()
-    z = x @ w.T
-    norms = (z[:, :3].square().sum(1).sqrt() + z[:, 3:].square().sum(1).sqrt()) / 2
-    loss = -(10 * z / norms[:, None]).log_softmax(1)[torch.arange(5), y].mean()
-    (gradient,) = torch.autograd.grad(loss, w)
-    w = w.detach() - 0.5 * (gradient + 0.1 * w.detach())
+    x, y = torch.cat([x, torch.ones(5, 1)], 1), torch.cat([classes[0], classes[1] + 3 * (n - 1)])
+    align, what = (align_classifier, layers[0]) if n == 1 else (align_layers, layers)
+    align(what, domains, samples=7, epochs=2, lr=0.5, weight_decay=0.1)
+    momentum = torch.zeros_like(w)
+    for lr in (0.5, 0.25):  # half a cosine
+        w.requires_grad_()
+        z = x @ w.T
+        norms = sum(part.square().sum(1).sqrt() for part in z.split(3, 1)) / n
+        loss = -(10 * z / norms[:, None]).log_softmax(1)[torch.arange(5), y].mean()
+        (gradient,) = torch.autograd.grad(loss, w)
+        w = w.detach()
+        momentum = 0.9 * momentum + gradient + 0.1 * w
+        w = w - lr * momentum
     found = torch.cat([torch.cat([o.weight, o.bias[:, None]], 1) for o in layers]).detach()
     torch.testing.assert_close(found, w.float(), rtol=1e-4, atol=1e-5)
+    assert layers[0].weight.grad is None
 
 
 def test_a_head_of_kernel_size_one_is_a_linear_one():

@@ -1,4 +1,4 @@
-"""PINA: the first domain's classifier, and features by formula."""
+"""PINA and SOYO: the first domain's classifier, and features by formula."""
 
 import pytest
 import torch
@@ -82,3 +82,17 @@ def test_there_may_be_one_domain():
     model = PINA(toy_vit(), 1)
     learn(model, 0)
     assert model(toy_images(0)[0]).shape == (24, 3)
+
+
+def test_logits_are_those_of_the_selected_domain():
+    torch.manual_seed(0)
+    model, x = trained(SOYO(toy_clip(), 3, prompts=4, bottleneck=2)), some_images()
+    queries = torch.nn.functional.normalize(model.vit.query(x))
+    domains = (queries @ model.selector.weight.T + model.selector.bias).argmax(1)
+    assert set(domains.tolist()) == {0, 1, 2}
+    with torch.no_grad():
+        for image, logits, domain in zip(x, model(x), domains.tolist(), strict=True):
+            adapters = explicit_adapters(model.adapters[domain])
+            feature = model.vit(image[None], model.prompts[domain], adapters=adapters)
+            wanted = (feature @ model.heads[domain].weight.T + model.heads[domain].bias)[0]
+            torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)

@@ -1,14 +1,14 @@
-"""S-liPrompts and methods that mix domains, by explicit formulas in numpy."""
+"""S-iPrompts, S-liPrompts and methods that mix domains, by explicit formulas in numpy."""
 
 import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp, softmax
-from toy_prompting import k_means, normalised_queries, numpy_of, some_images, trained
+from toy_prompting import k_means, learn, normalised_queries, numpy_of, some_images, trained
 from toy_text import tokenize, toy_clip_with_text
-from toy_vits import toy_images
+from toy_vits import toy_clip, toy_images, toy_vit
 
-from covon_avalanche.prompting import HEDP, SLiPrompts, SLiPromptsMixture, prompt_model
+from covon_avalanche.prompting import HEDP, SLiPrompts, SLiPromptsMixture, SPrompts, prompt_model
 
 
 def make(cls, **options):
@@ -166,3 +166,41 @@ def test_shares_of_a_batch_have_hedps_loss_of_the_whole(monkeypatch):
     shares = shares + loss(slice(6, None))
     torch.testing.assert_close(shares, whole)
     torch.testing.assert_close(gradient(shares), gradient(whole))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return trained(SPrompts(toy_clip(), 3, prompts=4))
+
+
+def nearest(model, x):
+    """By explicit L1 distances to the centres of KMeans."""
+    queries = normalised_queries(model, x)
+    distances = [
+        np.abs(queries[:, None] - k_means(model, domain)).sum(-1).min(1) for domain in range(3)
+    ]
+    return np.argmin(distances, 0)
+
+
+def test_the_domain_is_that_of_the_nearest_centre(model):
+    x = some_images()
+    wanted = nearest(model, x)
+    assert set(wanted) == {0, 1, 2}
+    assert model.selector(model.vit.query(x)).tolist() == wanted.tolist()
+
+
+@torch.no_grad()
+def test_images_grouped_by_domain_are_those_predicted_one_by_one(model):
+    x = some_images()
+    found = model(x)
+    for image, logits, domain in zip(x, found, nearest(model, x), strict=True):
+        feature = model.vit(image[None], model.prompts[domain])
+        torch.testing.assert_close(model.heads[domain](feature)[0], logits, rtol=1e-4, atol=1e-5)
+
+
+def test_there_are_no_more_domains_than_planned():
+    model = SPrompts(toy_vit(), 1)
+    learn(model, 0)
+    with pytest.raises(ValueError, match="SPrompts was created for num_domains = 1, and all"):
+        model.begin_domain()
