@@ -8,7 +8,6 @@ from avalanche.benchmarks.utils import TransformGroups, make_avalanche_dataset
 from avalanche.training import Cumulative, JointTraining, Naive
 from avalanche.training.plugins import EWCPlugin, ReplayPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
-from small_recipes import STRATEGIES, run_strategy, small_recipe
 from toys import Watch, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche.evaluation.memory import MemoryFootprint
@@ -62,30 +61,6 @@ def test_avalanches_ewc_grows_by_two_copies_a_task():
     strategy.train(toy_benchmark(4).train_stream)
     assert footprint.ratios == pytest.approx([3, 5, 7, 9], abs=0.01)
     assert footprint.ratio == footprint.ratios[-1]
-
-
-# Of 64 floats and two integers, with DER ten logits, too. Beside them weights 1; AdamW's moments 2;
-# SGD's momentum 1; GEM's and A-GEM's reference gradient 1; VCL's 8 and two posteriors of 2
-STORED = {
-    "replay": ("mem_size", 3, 64 * 4 + 2 * 8),
-    "der": ("mem_size", 3, 64 * 4 + 2 * 8 + 10 * 4),
-    "er-ace": ("mem_size", 3, 64 * 4 + 2 * 8),
-    "gem": ("patterns_per_exp", 3, 64 * 4 + 2 * 8),
-    "agem": ("patterns_per_exp", 2, 64 * 4 + 2 * 8),
-    # the old model 1, and a mean of 32 features for each of ten classes
-    "icarl": ("mem_size", 3 + 1 + 320 / 2410, 64 * 4 + 2 * 8),
-    "td-vcl": ("replay_examples", 9 + 4, 64 * 4 + 2 * 8),
-}
-
-
-@pytest.mark.parametrize("kind", STORED)
-def test_stored_examples_count_as_inputs_of_the_network(kind):
-    examples = 50
-    setting, others, bytes_each = STORED[kind]
-    recipe = small_recipe({kind: {**STRATEGIES[kind], setting: examples}}, epochs=1)
-    result = run_strategy(recipe, kind, 0)
-    stored = examples * bytes_each / (4 * result.parameters)
-    assert result.memory_ratio == pytest.approx(others + stored, abs=1e-3)
 
 
 @pytest.mark.parametrize("cls", [JointTraining, Cumulative])

@@ -53,6 +53,38 @@ def test_a_folder_is_told_the_accuracy_after_each_domain_and_may_end_the_run(nam
     assert len(seen) == len(curve) + 1
 
 
+COUNTED = {"finetune", "vcl", "vcl-samples", "lwf", "ewc", "si", "replay"}
+
+
+def operations(name, model):
+    """Two per weight and image forward and for the weights' gradients, and without the first layer
+    for those of the inputs. LwF's teacher adds a forward pass, replay as many images again;
+    penalties add nothing, and each posterior sample counts."""
+    sizes = [64, *[model.hidden_size] * model.hidden_layers, 10]
+    layers = [2 * a * b for a, b in itertools.pairwise(sizes)]
+    forward, both = sum(layers), 3 * sum(layers) - layers[0]
+    if name == "vcl-samples":
+        both = 3 * both
+    return [both, {"lwf": both + forward, "replay": 2 * both}.get(name, both)]
+
+
+IMAGE = 64 * 4 + 2 * 8
+"""Bytes of an example: 64 floats and two integers."""
+# Beside the examples, weights 1; AdamW's moments 2; SGD's momentum 1; GEM's and A-GEM's reference
+# gradient 1; VCL's 8 and two posteriors of 2.
+STORED = {
+    "replay": (3, IMAGE),
+    "der": (3, IMAGE + 10 * 4),  # ten logits, too
+    "er-ace": (3, IMAGE),
+    "gem": (3, IMAGE),
+    "agem": (2, IMAGE),
+    # the old model 1, and a mean of 32 features for each of ten classes
+    "icarl": (3 + 1 + 320 / 2410, IMAGE),
+    "td-vcl": (9 + 4, IMAGE),
+}
+BUFFER_SIZES = ("mem_size", "patterns_per_exp", "replay_examples")
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_learns_and_its_result_is_complete(name, device):
@@ -69,6 +101,14 @@ def test_every_strategy_learns_and_its_result_is_complete(name, device):
     assert result.counts == [360, 360]
     assert all(seconds > 0 for seconds in result.train_seconds)
     assert len(result.flops_per_image) == (0 if name in CLOSED_FORM else len(result.train_seconds))
+    if name in COUNTED:
+        assert result.flops_per_image == operations(name, recipe.model)
+    if name in STORED:
+        others, each = STORED[name]
+        settings = recipe.strategies[name].model_dump()
+        examples = next(settings[key] for key in BUFFER_SIZES if key in settings)
+        stored = examples * each / (4 * result.parameters)
+        assert result.memory_ratio == pytest.approx(others + stored, abs=1e-3)
     assert np.mean([*result.class_accuracy.values()]) == pytest.approx(
         result.weighted_accuracy, abs=0.05
     )
@@ -142,21 +182,6 @@ def test_the_first_epoch_by_hand():
     loss = torch.nn.functional.cross_entropy(output, y)
     assert result.epochs[0].loss == pytest.approx(loss.item(), rel=1e-5)
     assert result.epochs[0].accuracy == pytest.approx((output.argmax(1) == y).double().mean())
-
-
-@pytest.mark.parametrize("name", ["finetune", "vcl", "vcl-samples", "lwf", "ewc", "si", "replay"])
-def test_operations_per_image_by_hand(name):
-    """Two per weight and image forward and for the weights' gradients, and without the first layer
-    for those of the inputs. LwF's teacher adds a forward pass, replay as many images again;
-    penalties add nothing, and each posterior sample counts."""
-    recipe = short_recipe(name, epochs=1, train_mb_size=50)
-    sizes = [64, *[recipe.model.hidden_size] * recipe.model.hidden_layers, 10]
-    layers = [2 * a * b for a, b in itertools.pairwise(sizes)]
-    forward, both = sum(layers), 3 * sum(layers) - layers[0]
-    if name == "vcl-samples":
-        both = 3 * both
-    second = {"lwf": both + forward, "replay": 2 * both}.get(name, both)
-    assert run_strategy(recipe, name, 0).flops_per_image == [both, second]
 
 
 def test_a_device_that_this_machine_lacks_is_an_error_before_the_data_are_read(monkeypatch):

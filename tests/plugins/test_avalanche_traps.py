@@ -125,17 +125,6 @@ def test_trap_4_a_growing_classifier_keeps_the_prior_of_its_old_part(kind, evalu
     assert model.head.classifier.weight.shape == (6, 10)
 
 
-@pytest.mark.parametrize("kind", ["ada-reg", "ewc-star"])
-def test_trap_4_also_for_anchors(kind):
-    strategy, old = make_strategy(kind, Head()), torch.zeros(0, 10)
-    for t, experience in enumerate(toy_benchmark(3, classes_per_experience=2).train_stream):
-        strategy.train(experience)
-        anchor = strategy.plugins[0].anchor
-        assert anchor.mean[HEAD].shape == (2 * t + 2, 10)
-        assert (anchor.precision[HEAD][: len(old)] >= old).all()  # accumulated, never lost
-        old = anchor.precision[HEAD]
-
-
 @pytest.mark.parametrize("kind", ["covon", "vcl", "ada-reg", "ewc-star"])
 def test_trap_5_the_lr_scheduler_is_reset_to_the_lr_it_was_made_with(kind):
     """A schedule's learning rate holds, and the scheduler decays from it in each experience."""

@@ -6,7 +6,17 @@ from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.models import MultiTaskModule
 from toy_optimizers import make_covon, make_vcl, same, weights
 from toy_vits import toy_vit
-from toys import adamw, make_naive, make_strategy, parts_of, sgd, toy_benchmark, toy_model
+from toys import (
+    Head,
+    Watch,
+    adamw,
+    make_naive,
+    make_strategy,
+    parts_of,
+    sgd,
+    toy_benchmark,
+    toy_model,
+)
 
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
 from covon_avalanche.evaluation import MemoryFootprint
@@ -33,6 +43,8 @@ from covon_avalanche.plugins import (
     VCLPlugin,
 )
 from covon_avalanche.prompting import SPrompts
+
+HEAD = "head.classifier.weight"
 
 
 class TwoHeads(MultiTaskModule):
@@ -239,6 +251,23 @@ def test_frozen_parameters_stay_as_they_are(name):
     make_naive(model, optimizer(model), plugin()).train(toy_benchmark(3).train_stream)
     assert torch.equal(model[0].weight, before["0.weight"])
     assert not torch.equal(model[2].weight, before["2.weight"])
+
+
+@anchored
+def test_new_weights_of_a_growing_model_have_the_first_precision(name):
+    plugin, _, optimizer = WHOLE_TASKS[name]
+    plugin, model, seen = plugin(), Head(), []
+    watch = Watch(before_forward=lambda s: seen.append(plugin.anchor.precision[HEAD]))
+    strategy = make_naive(model, optimizer(model), plugin, watch)
+    for experience in toy_benchmark(2, classes_per_experience=2).train_stream:
+        old = plugin.anchor.precision.get(HEAD)
+        seen.clear()
+        strategy.train(experience)
+    first = 0.5 * 48 if name in ("ada-reg", "ewc-star") else 0.0
+    assert torch.equal(seen[0][:2], old)
+    assert torch.equal(seen[0][2:], torch.full((2, 10), first))
+    if first:  # accumulated, never lost
+        assert (plugin.anchor.precision[HEAD][:2] >= old).all()
 
 
 @anchored

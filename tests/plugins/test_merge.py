@@ -5,8 +5,6 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
-from interrupted_runs import run_with_stops
-from small_recipes import OFTEN, run_strategy, small_recipe
 from toy_merging import RULES
 from toys import (
     Head,
@@ -173,16 +171,6 @@ def test_anchors_are_the_merged_weights(kind):
     strategy.train(toy_benchmark(2).train_stream)
     anchor = next(p.anchor for p in strategy.plugins if hasattr(p, "anchor"))
     assert same(dict(anchor.mean), weights(strategy.model))
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("rule", ["average", "fisher", "magmax"])  # others: test_resumable
-def test_a_run_stopped_within_tasks_resumes_bit_exactly(rule, tmp_path):
-    own = {"kind": "finetune", "lr": 0.01, "merge": rule}
-    recipe = small_recipe({"own": own}, epochs=1, train_mb_size=512)  # two tasks of 3 steps
-    resumed = run_with_stops(recipe, "own", tmp_path, [1, 4], OFTEN)  # one stop in each
-    assert resumed.resumed == 2
-    assert resumed.outcome() == run_strategy(recipe, "own", 0).outcome()
 
 
 @pytest.mark.parametrize("start", ["pretrained", "last"])

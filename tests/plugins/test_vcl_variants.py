@@ -1,12 +1,23 @@
-"""TD-VCL against VCL, and against the weighted sum of divergences."""
+"""TD-VCL and EVCL against VCL, the weighted sum of divergences and exact importances."""
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset
 from torch.utils.data import TensorDataset
-from toys import Watch, make_naive, make_vcl, same, toy_benchmark, toy_model, train_vcl, weights
+from toys import (
+    Watch,
+    columns,
+    make_naive,
+    make_vcl,
+    same,
+    toy_benchmark,
+    toy_model,
+    train_vcl,
+    weights,
+)
 
-from covon_avalanche import TDVCLPlugin, VCLPlugin
+from covon_avalanche import EVCLPlugin, TDVCLPlugin, VCLPlugin
+from covon_avalanche.posterior.fisher import squared_example_gradients
 from covon_avalanche.posterior.gaussian import kl, pool
 
 
@@ -86,3 +97,24 @@ def test_stored_targets_are_those_of_the_data():
     for _, stored_x, stored_y, _ in plugin._memory:
         order = [int((x == row).all(1).nonzero()) for row in stored_x]
         assert torch.equal(stored_y, y[order])
+
+
+def test_the_evcl_plugin_adds_up_exact_fishers_at_each_mean():
+    stream, found = list(toy_benchmark().train_stream), []
+
+    def fisher_by_itself(strategy):
+        batch = columns(stream[strategy.clock.train_exp_counter])
+        found.append(squared_example_gradients(strategy.model, [batch]))
+
+    strategy = train_vcl(EVCLPlugin(strength=2.0), [Watch(after_training_exp=fisher_by_itself)])
+    assert len(found) == 3
+    for name, p in strategy.model.named_parameters():
+        importance = strategy.optimizer.state[p]["importance"]
+        torch.testing.assert_close(importance, sum(f[name] for f in found))
+
+
+def test_evcl_without_strength_is_vcl():
+    plugins = EVCLPlugin(strength=0.0), VCLPlugin(), EVCLPlugin(strength=5.0)
+    none, vcl, five = (weights(train_vcl(plugin).model) for plugin in plugins)
+    assert same(none, vcl)
+    assert not same(none, five)
