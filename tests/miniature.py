@@ -7,8 +7,10 @@ trusting paths.
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import warnings
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +23,17 @@ from covon_avalanche.streams.office_home import CLASSES as CLASSES_OF_OFFICE_HOM
 from covon_avalanche.streams.pacs import CLASSES as CLASSES_OF_PACS
 
 
+@cache
+def png(colour: tuple[int, int, int]) -> bytes:
+    """4 x 4 pixels of one colour."""
+    Image.new("RGB", (4, 4), colour).save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
+
+
 def paint(file: Path, label: int, domain: int = 0) -> str:
-    """A 4 x 4 PNG, whatever the file's suffix; returns its path."""
+    """A PNG, whatever the file's suffix; returns its path."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("wb") as handle:
-        Image.new("RGB", (4, 4), (label // 256, label % 256, domain)).save(handle, "PNG")
+    file.write_bytes(png((label // 256, label % 256, domain)))
     return str(file)
 
 

@@ -1,4 +1,4 @@
-"""The precision of a run: chosen by the machine, recorded, with a warning where it is slow."""
+"""The precision and the machine of a run: chosen, recorded, with a warning where it is slow."""
 
 from unittest.mock import MagicMock
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_recipes import run_strategy, short_recipe
 
-from covon_avalanche.experiment import precision
+from covon_avalanche.experiment import machine, precision
 from covon_avalanche.report import results_frame
 
 
@@ -65,3 +65,16 @@ def test_an_accelerator_is_asked_without_emulation(monkeypatch):
     cuda.device.assert_called_once_with("cuda:1")
     cuda.is_bf16_supported.assert_called_once_with(including_emulation=False)
     assert precision.used_precision("auto", "mps") == "float32"
+
+
+def test_memory_and_name_are_those_of_the_device(monkeypatch):
+    def of_device(device):
+        return int(device.removeprefix("cuda:"))
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for name in ("get_device_name", "max_memory_allocated", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, of_device)
+    machine.reset_peak_memory("cuda:7")
+    assert machine.peak_memory("cuda:7") == 7
+    assert machine.machine("cuda:7")["accelerator"] == 7
+    assert "accelerator" not in machine.machine("cpu")

@@ -1,8 +1,9 @@
-"""Interrupted runs resume bit-exactly."""
+"""Interrupted runs resume bit-exactly; the files of checkpoints."""
 
 import itertools
 import logging
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,18 @@ from torch import nn
 
 from covon_avalanche.experiment import checkpoint, epoch_log, resumable
 from covon_avalanche.experiment import run as running
-from covon_avalanche.experiment.checkpoint import load_checkpoint, save_checkpoint, stored_points
+from covon_avalanche.experiment.checkpoint import (
+    Point,
+    load_checkpoint,
+    save_checkpoint,
+    stored_points,
+)
 from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.state import StateError
 
 EPOCHS_ONLY = RunOptions(checkpoint_seconds=1e9, checkpoint_share=1)
 COVON = {**STRATEGIES["covon"], "later_hess_init": None}
@@ -56,7 +63,10 @@ VARIANTS = {
     ),
     "own-epoch": dict(kind="custom", lr=0.01, implementation=f"{__name__}:OwnEpoch"),
     "regmean": {**COVON, "merge": "regmean"},
-    "kfac": dict(kind="finetune", lr=0.01, merge="kfac"),
+    **{
+        rule: dict(kind="finetune", lr=0.01, merge=rule)
+        for rule in ("kfac", "average", "fisher", "magmax")
+    },
     "two-samples": {**COVON, "mc_samples": 2},
 }
 # Methods that iterate over a memory: from the start of the epoch, of the domain, or of the run.
@@ -263,3 +273,35 @@ def test_a_process_resumes_with_the_generator_of_its_own_gpu(monkeypatch):
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     resumable._set_generator_states(resumable._generator_states(first), second)
     assert restored == [("state of cuda:0", second)]
+
+
+def test_a_full_disk_leaves_the_older_checkpoints(tmp_path, monkeypatch):
+    for point in (Point(1), Point(2)):
+        save_checkpoint(tmp_path, point, {"a": torch.ones(3)}, "run")
+
+    def part_of(path, content):
+        with path.open("wb") as file:
+            file.write(content[:50])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", part_of)
+    with pytest.raises(OSError, match="no space left"):
+        save_checkpoint(tmp_path, Point(2), {"a": torch.zeros(3)}, "run")
+    assert load_checkpoint(tmp_path, Point(2), "run")["a"].tolist() == [1, 1, 1]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_points_between_and_two_inside_domains_are_kept(tmp_path):
+    points = [Point(0, 1), Point(1), Point(2), Point(2, 1), Point(3), Point(3, 1), Point(3, 1, 7)]
+    for point in [*points, Point(3, 2)]:
+        save_checkpoint(tmp_path, point, {"a": torch.ones(3)}, "run")
+    assert stored_points(tmp_path) == [Point(3, 2), Point(3, 1, 7), Point(3), Point(2)]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_state_that_torch_cannot_store_is_an_error_and_leaves_no_file(tmp_path):
+    tensor = torch.ones(3)
+    state = {"a": tensor, "b": tensor.view(torch.int32)}
+    with pytest.raises(StateError, match=r"the state cannot be stored: .*different types"):
+        save_checkpoint(tmp_path, Point(1), state, "run")
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-import warnings
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -13,6 +12,11 @@ from terminal import in_a_terminal
 
 from covon_avalanche.experiment.worker_pool import WorkerPool, choose_gpu, default_processes
 
+WARNING = """
+import contextlib, warnings
+with open({!r}, "w") as file, contextlib.redirect_stderr(file):
+    warnings.warn("two\\nlines")
+"""
 LOCAL = "class LocalError(Exception): ...\nraise LocalError('only here')"
 
 
@@ -77,10 +81,11 @@ def test_a_process_that_replaces_a_killed_one_has_its_number():
         assert pool.numbers == [0, 0]
 
 
-def test_warnings_of_workers_are_one_line(capfd):
+@pytest.mark.usefixtures("forked")
+def test_warnings_of_workers_are_one_line(tmp_path):
     with WorkerPool(1) as pool:
-        pool.submit(warnings.warn, "two\nlines").result()
-    assert capfd.readouterr().err == "warning: two lines\n"
+        pool.submit(exec, WARNING.format(str(tmp_path / "told"))).result()
+    assert (tmp_path / "told").read_text() == "warning: two lines\n"
 
 
 def test_a_library_that_cannot_be_imported_is_named(tmp_path, monkeypatch):

@@ -60,25 +60,22 @@ def test_files_that_are_not_images_are_a_warning(tmp_path):
         class_folders([root], ["cat", "dog"])
 
 
-@pytest.mark.parametrize("name", ["x.png", "x.tif"])
-def test_sixteen_bits_become_eight_and_an_unknown_range_is_refused(tmp_path, name):
-    values = np.arange(256, dtype=np.uint16).reshape(16, 16)
-    Image.fromarray(257 * values).save(tmp_path / name)
+@pytest.mark.parametrize(
+    ("name", "most"), [("x.png", 65535), ("x.tif", 65535), ("x.pgm", 65535), ("x.pgm", 255 * 16)]
+)
+def test_sixteen_bits_become_eight_and_an_unknown_range_is_refused(tmp_path, name, most):
+    values = (np.arange(256) * (most // 255)).astype(np.uint16).reshape(16, 16)
+    if name == "x.pgm":  # which Pillow does not write
+        header = f"P5 16 16 {most}\n".encode()
+        (tmp_path / name).write_bytes(header + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values).save(tmp_path / name)
     pixels = decode(tmp_path / name)
     assert torch.equal(pixels, torch.arange(256, dtype=torch.uint8).view(1, 16, 16).repeat(3, 1, 1))
     for dtype in (np.int32, np.float32):
         Image.fromarray(values.astype(dtype)).save(tmp_path / "y.tif")
         with pytest.raises(ValueError, match=r"y\.tif cannot be decoded: its pixels have 32 bits"):
             decode(tmp_path / "y.tif")
-
-
-@pytest.mark.parametrize("most", [65535, 255 * 16])
-def test_sixteen_bits_of_a_pgm_file_become_eight(tmp_path, most):
-    values = np.arange(256) * (most // 255)
-    header = f"P5 16 16 {most}\n".encode()
-    (tmp_path / "x.pgm").write_bytes(header + values.astype(">u2").tobytes())
-    pixels = decode(tmp_path / "x.pgm")
-    assert torch.equal(pixels, torch.arange(256, dtype=torch.uint8).view(1, 16, 16).repeat(3, 1, 1))
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
