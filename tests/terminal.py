@@ -42,27 +42,34 @@ def covon(*arguments: object, **options: Any) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)], **options)
 
 
-def covon_in_a_process(environment: dict[str, str], *commands: Sequence[object]) -> bytes:
+def covon_in_a_process(
+    environment: dict[str, str], *commands: tuple[str, Sequence[object]]
+) -> list[bytes]:
     """Run commands one after another, in one process with these variables.
 
-    :return: what they print.
+    :param commands: the encoding of the standard output, and the words of each.
+    :return: what each prints.
     """
-    words = [["covon", *map(str, command)] for command in commands]
+    words = [(encoding, ["covon", *map(str, command)]) for encoding, command in commands]
     code = f"""
 import sys, warnings
 warnings.simplefilter("ignore")
 from covon_avalanche.__main__ import main
-for sys.argv in {words!a}:
+for encoding, sys.argv in {words!a}:
+    sys.stdout.reconfigure(encoding=encoding)
     try:
         main()
     except SystemExit as end:
         if end.code:
             raise
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\\0")
 """
     run = [sys.executable, "-c", code]
-    return subprocess.run(
+    done = subprocess.run(
         run, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True
-    ).stdout
+    )
+    return done.stdout.split(b"\0")[:-1]
 
 
 def check_command(words: list[str], whole: bool = True) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_up_results import made_up
 from miniature import own
 from PIL import Image
 from small_recipes import saved, short_recipe
@@ -58,23 +59,30 @@ def test_images_get_a_class_and_its_uncertainty(bundle):
     assert len(table) == 4
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_names_in_any_encoding_are_printed(bundle, tmp_path, encoding):
+def test_names_in_any_encoding_are_printed_without_a_home_or_a_notebooks_backend(bundle, tmp_path):
     """In a process of its own, because its standard output and the environment count."""
+    (images := tmp_path / "images").mkdir()
     for name in ("caf\udce9.png", "写真.png"):  # the byte of é in Latin-1
-        Image.new("RGB", (80, 70)).save(tmp_path / "x.png")
-        (tmp_path / "x.png").rename(tmp_path / name)
-    command = ["predict", bundle, tmp_path]
-    home = str(tmp_path / "nowhere")  # where Avalanche could not write its settings
-    variables = {"PYTHONIOENCODING": encoding, "HOME": home}
-    commands = [command, [*command, "--csv"]] if encoding == "cp1252" else [command]
-    table, header, lines = covon_in_a_process(variables, *commands).partition(b"image,")
-    photo = r"\u5199\u771f" if encoding == "cp1252" else "写真"  # click takes UTF-8 for ASCII
-    assert photo in table.decode("utf-8")
-    assert r"caf\udce9.png" in table.decode("utf-8")
-    if encoding == "cp1252":  # CSV is UTF-8 all the same
-        rows = list(csv.DictReader(io.StringIO((header + lines).decode("utf-8"))))
-        assert sorted(Path(row["image"]).name for row in rows) == [r"caf\udce9.png", "写真.png"]
+        Image.new("RGB", (80, 70)).save(images / "x.png")
+        (images / "x.png").rename(images / name)
+    made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]]).save(tmp_path / "result.json")
+    report = ["report", tmp_path / "result.json", "--out", tmp_path / "report"]
+    predict = ["predict", bundle, images]
+    home = str(tmp_path / "no/home")  # where Avalanche could not write its settings
+    inherited = {"MPLBACKEND": "module://nowhere.backend_inline", "HOME": home}
+    commands = ("ascii", predict), ("cp1252", predict), ("cp1252", [*predict, "--csv"])
+    ascii, cp1252, csv_file, about, _ = covon_in_a_process(
+        inherited, *commands, ("cp1252", ["env"]), ("cp1252", report)
+    )
+    assert "写真" in ascii.decode("utf-8")  # click takes UTF-8 for ASCII
+    assert r"\u5199\u771f" in cp1252.decode("cp1252")
+    assert all(rb"caf\udce9.png" in table for table in (ascii, cp1252))
+    rows = list(csv.DictReader(io.StringIO(csv_file.decode("utf-8"))))  # all the same
+    assert sorted(Path(row["image"]).name for row in rows) == [r"caf\udce9.png", "写真.png"]
+    assert b"home is writable: no" in about
+    assert not (tmp_path / "no").exists()
+    assert (tmp_path / "report/index.html").is_file()
+    assert list((tmp_path / "report/figures").glob("*.png"))
 
 
 def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):

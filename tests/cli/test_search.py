@@ -26,13 +26,19 @@ def recipe_of(*names) -> Recipe:
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_the_command_writes_a_recipe_of_the_best(tmp_path):
+def test_the_command_writes_a_recipe_of_the_best(tmp_path, monkeypatch):
+    """With as many trials as each strategy was searched with, whatever was searched before."""
+    totals = []
+    monkeypatch.setattr(
+        search, "GridProgress", lambda console, n: totals.append(n) or GridProgress(console, n)
+    )
     recipe = recipe_of("finetune", "ewc-star")
     stream = recipe.stream.model_copy(update={"validation_size": 200})
     held_out = recipe.model_copy(update={"stream": stream})
-    arguments = ["search", saved(recipe, tmp_path), "--trials", 2, "--out", tmp_path]
-    arguments += ["--seed", 77, "--validation-size", 200, "--dataset-root", tmp_path / "my data"]
-    first = covon(*arguments, "--strategies", "finetune")
+    arguments = ["search", saved(recipe, tmp_path), "--out", tmp_path, "--validation-size", 200]
+    arguments += ["--dataset-root", tmp_path / "my data", "--strategies"]
+    assert covon(*arguments, "finetune", "--trials", 1, "--seed", 77).exit_code == 0
+    first = covon(*arguments, "finetune", "--trials", 3, "--seed", 77)
     assert first.exit_code == 0, first.output
     command = f"covon run {tmp_path}/best.toml --dataset-root '{tmp_path}/my data'"
     assert first.output.endswith(f"{tmp_path}/best.toml: {command}\n")
@@ -41,23 +47,28 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path):
     assert list(best.searched) == ["finetune"]
     assert best.strategies["ewc-star"] == recipe.strategies["ewc-star"]
     assert not (tmp_path / "ewc-star").exists()
-    done = covon(*arguments, "--strategies", "ewc-star")
-    assert done.exit_code == 0, done.output
+    other = [*arguments, "ewc-star", "--trials", 1, "--seed", 1000]
+    done = covon(*other)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
     best = load_recipe(str(tmp_path / "best.toml"))  # what was searched before stays
-    assert list(best.searched) == list(best.strategies)
+    assert list(best.searched) == list(best.strategies) == ["finetune", "ewc-star"]
     assert best.name == f"{recipe.name}-searched"  # runs beside those of the recipe
-    assert list(best.strategies) == ["finetune", "ewc-star"]
     assert best.stream == recipe.stream
-    for name in ("finetune", "ewc-star"):
-        settings, how = Search(held_out, name, tmp_path, 77, 2).best()
+    for name, trials, seed in ("finetune", 3, 77), ("ewc-star", 1, 1000):
+        settings, how = Search(held_out, name, tmp_path, seed, trials).best()
         assert best.searched[name] == how
+        assert how.trials == trials
         (row,) = [line for line in done.stdout.splitlines() if f"│ {name} " in line]
-        assert " 2/2 " in row
+        assert f" {trials}/{trials} " in row
         assert f" {100 * how.accuracy:.2f} " in row
-        found = best.strategies[name].model_dump()
-        assert {key: found[key] for key in settings} == settings
-    assert done.stderr == ""
-    assert covon(*arguments).exit_code == 0  # nothing is left to do
+        assert settings.items() <= best.strategies[name].model_dump().items()
+    assert covon(*other).exit_code == 0  # nothing is left to do
+    assert totals[:3] == [1, 2, 1]  # the bar of all trials leaves out those that have ended
+    done = covon(*other, "--epochs", 2)
+    assert done.exit_code == 0, done.output
+    says = "no trial of finetune was completed, see .*; finetune keeps the recipe's settings"
+    assert re.search(says, done.stderr)  # the table shows those of one epoch
+    assert list(load_recipe(str(tmp_path / "best.toml")).searched) == ["ewc-star"]
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -203,36 +214,6 @@ def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
         "search", file, "--trials", 2, "--out", tmp_path / "t", "--strategies", "ewc-star"
     )
     assert alone.exit_code == 1
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_the_recipe_of_the_best_counts_the_trials_that_each_strategy_was_searched_with(
-    tmp_path, monkeypatch
-):
-    totals = []
-    monkeypatch.setattr(
-        search, "GridProgress", lambda console, n: totals.append(n) or GridProgress(console, n)
-    )
-    file, folder = saved(recipe_of("finetune", "ewc-star"), tmp_path), tmp_path / "s"
-    command = ["search", file, "--out", folder]
-    for name, trials, seed in ("finetune", 1, 5), ("finetune", 3, 5), ("ewc-star", 1, 1000):
-        done = covon(*command, "--strategies", name, "--trials", trials, "--seed", seed)
-        assert done.exit_code == 0, done.output
-    assert totals == [1, 2, 1]  # the bar of all trials leaves out those that have ended
-    best = load_recipe(str(folder / "best.toml"))
-    assert {name: how.trials for name, how in best.searched.items()} == {
-        "finetune": 3,
-        "ewc-star": 1,
-    }
-    for found in searches_in(folder):
-        settings, how = found.best()
-        assert best.searched[found.strategy] == how
-        assert settings.items() <= best.strategies[found.strategy].model_dump().items()
-    done = covon(*command, "--strategies", "ewc-star", "--trials", 1, "--epochs", 2)
-    assert done.exit_code == 0, done.output
-    says = "no trial of finetune was completed, see .*; finetune keeps the recipe's settings"
-    assert re.search(says, done.stderr)  # the table shows those of one epoch
-    assert list(load_recipe(str(folder / "best.toml")).searched) == ["ewc-star"]
 
 
 @pytest.mark.usefixtures("in_this_process")
