@@ -1,8 +1,10 @@
-"""Packages import downwards only; importing has no side effects; public names are documented."""
+"""Packages import downwards only; importing has no side effects; public names are documented; the
+wheel is complete."""
 
 import ast
 import subprocess
 import sys
+import zipfile
 from importlib import import_module
 from pathlib import Path
 
@@ -161,3 +163,19 @@ def test_the_page_of_public_names_has_them_all():
         if f"`{name}`" not in page
     ]
     assert not missing
+
+
+def test_the_wheel_has_every_file_of_the_package_and_nothing_else(tmp_path):
+    wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(PACKAGE.parent))
+    (built,) = wheel.build(directory=str(tmp_path), versions=["standard"])
+    names = set(zipfile.ZipFile(built).namelist())
+    metadata = {name for name in names if ".dist-info/" in name}
+    expected = {
+        file.relative_to(PACKAGE.parent).as_posix()
+        for file in PACKAGE.rglob("*")
+        if file.is_file() and file.suffix not in {".pyc", ".nbi", ".nbc"}
+    }
+    assert names - metadata == expected
+    for needed in ("py.typed", "experiment/recipes/pacs.toml", "report/page.html.j2"):
+        assert f"{ROOT}/{needed}" in names
+    assert any(name.endswith("licenses/LICENSE") for name in metadata)

@@ -1,8 +1,11 @@
-"""Help texts: one line per option, no broken paragraphs, examples that parse."""
+"""Help texts: one line per option, no broken paragraphs, examples that parse; ``covon env``."""
 
+import os
 import re
 import shlex
+from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from terminal import check_command, covon
@@ -41,3 +44,17 @@ def test_every_option_has_one_line_paragraphs_fill_theirs_and_examples_parse(nam
 def test_computed_defaults_and_the_version_are_printed():
     assert "[default: runs/RECIPE]" in help_of("run")
     assert covon("--version").stdout.strip() == __version__
+
+
+def test_what_a_bug_report_needs_is_printed_without_names_of_the_user(tmp_path):
+    (tmp_path / "core50").mkdir()
+    done = covon("env", "--dataset-root", tmp_path)
+    assert done.exit_code == 0
+    found = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert found["torch"] == version("torch")
+    assert found["timm"] == version("timm")
+    assert found["data sets"] == "CORe50"
+    assert found["devices"].startswith("cpu")
+    assert {"python", "covon_avalanche", "processor", "cores", "instructions"} <= found.keys()
+    for private in (tmp_path, Path.home(), os.uname().nodename):
+        assert str(private) not in done.stdout

@@ -1,4 +1,4 @@
-"""What all plugins have in common: what they refuse, and that what they keep is counted."""
+"""What all plugins share: what they refuse, what they keep; passes over the data of a task."""
 
 import pytest
 import torch
@@ -42,6 +42,7 @@ from covon_avalanche.plugins import (
     TDVCLPlugin,
     VCLPlugin,
 )
+from covon_avalanche.plugins.task_loader import dataset_loader
 from covon_avalanche.prompting import SPrompts
 
 HEAD = "head.classifier.weight"
@@ -198,6 +199,9 @@ def test_bad_arguments_name_value_and_rule(plugin, options, says):
         plugin(**options)
 
 
+ANCHORS = {"ewc": 0, "mas": 0, "si": 2, "rwalk": 6}
+
+
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
@@ -205,16 +209,19 @@ def test_bad_arguments_name_value_and_rule(plugin, options, says):
         ("alignment", 44 + 2 * (4 * 10 + 10 * 10 + 4 * 2)),
         ("closed form", 2 * 10 * 10 + 2 * 10 * 4 + 10 * 4),  # sums in float64, and weights
         ("duct", 2 * 90 + 3 * 4 * 10),  # two copies of the backbone, and class means
+        # anchor and importance, whatever the number of tasks; more within a task
+        *((name, (2 + more) * 134) for name, more in ANCHORS.items()),
     ],
 )
 def test_what_is_kept_is_counted(name, kept):
     plugin, model, optimizer = WHOLE_TASKS[name]
-    model, footprint = model(), MemoryFootprint()
-    strategy = make_naive(model, optimizer(model), plugin(), footprint)
-    for experience in toy_benchmark(3).train_stream:
-        strategy.train(experience)
-    parameters = 90 + 3 * 40 + 1 if name == "duct" else 134
-    assert footprint.ratio == pytest.approx(1 + kept / parameters)
+    for tasks in (3, 5) if name in ANCHORS else (3,):
+        footprint, trained = MemoryFootprint(), model()
+        strategy = make_naive(trained, optimizer(trained), plugin(), footprint)
+        for experience in toy_benchmark(tasks).train_stream:
+            strategy.train(experience)
+        parameters = 90 + 3 * 40 + 1 if name == "duct" else 134
+        assert footprint.ratio == pytest.approx(1 + kept / parameters)
 
 
 @pytest.mark.parametrize("rows", [[0, 4, 8], [0, 4, 8, 3]])
@@ -279,3 +286,23 @@ def test_importances_that_are_not_finite_are_named(name):
     strategy = make_naive(model, optimizer(model), plugin())
     with pytest.raises(FloatingPointError, match=r"importance of '0.weight' is not finite"):
         strategy.train(toy_benchmark(1).train_stream)
+
+
+def batches(mb_size, **options):
+    data = toy_benchmark(n=40).train_stream[0].dataset.eval()
+    loader = dataset_loader(data, make_strategy("covon", toy_model()), mb_size, **options)
+    return data, [x for x, _ in loader]
+
+
+def test_in_order_all_examples_are_there():
+    data, found = batches(16)
+    assert [len(x) for x in found] == [16, 16, 8]
+    assert torch.equal(torch.cat(found), torch.stack([row[0] for row in data]))
+
+
+def test_shuffled_batches_are_whole_and_the_same_each_time():
+    (_, one), (_, two) = batches(16, shuffled=True), batches(16, shuffled=True)
+    assert [len(x) for x in one] == [16, 16]
+    assert all(map(torch.equal, one, two))
+    _, (alone,) = batches(64, shuffled=True)
+    assert len(alone) == 40

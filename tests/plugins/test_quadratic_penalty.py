@@ -16,7 +16,6 @@ from toys import (
     weights,
 )
 
-from covon_avalanche.evaluation import MemoryFootprint
 from covon_avalanche.plugins import AvalancheSIPlugin, EWCPlugin, MASPlugin, RWalkPlugin, SIPlugin
 
 LR = 0.1
@@ -232,20 +231,6 @@ def test_a_method_is_its_definition(name, double_loader):
     torch.testing.assert_close(trained(PLUGINS[name]()), expected, rtol=1e-8, atol=1e-10)
     plain = by_hand(Definition)
     assert max((expected[n] - plain[n]).abs().max() for n in plain) > 0.01
-
-
-@each
-def test_memory_does_not_grow_with_the_tasks(name):
-    footprints = []
-    for tasks in (2, 4):
-        footprint, model = MemoryFootprint(), toy_model()
-        strategy = make_naive(model, sgd(model), PLUGINS[name](), footprint)
-        for experience in toy_benchmark(tasks).train_stream:
-            strategy.train(experience)
-        footprints.append(footprint.ratio)
-    assert footprints == [footprints[0]] * 2
-    during_a_task = {"si": 2, "rwalk": 6}.get(name, 0)
-    assert footprints[0] == 3 + during_a_task  # the weights, their anchor and importance
 
 
 @each

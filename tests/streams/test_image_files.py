@@ -79,22 +79,18 @@ def test_sixteen_bits_become_eight_and_an_unknown_range_is_refused(tmp_path, nam
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
-def test_images_are_turned_as_exif_says(tmp_path, suffix):
+def test_images_are_turned_as_exif_says_and_read_if_that_is_damaged(tmp_path, suffix):
     with Image.open(picture(tmp_path / "x.png", 33, 47, 1)) as image:
         upright = torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = 6  # a camera held upright
         image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / f"turned.{suffix}", exif=exif)
+        if suffix != "tif":
+            image.save(tmp_path / f"junk.{suffix}", exif=b"Exif\x00\x00junk", dpi=(72, 72))
+            assert decode(tmp_path / f"junk.{suffix}").shape == (3, 47, 33)
     pixels = decode(tmp_path / f"turned.{suffix}")
     assert pixels.shape == (3, 47, 33)
     assert (pixels - upright).abs().mean() < 8  # some formats are lossy
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-def test_images_with_damaged_exif_data_are_read(tmp_path, suffix):
-    with Image.open(picture(tmp_path / "x.png", 33, 47, 1)) as image:
-        image.save(tmp_path / f"junk.{suffix}", exif=b"Exif\x00\x00junk", dpi=(72, 72))
-    assert decode(tmp_path / f"junk.{suffix}").shape == (3, 47, 33)
 
 
 @pytest.mark.parametrize("suffix", ["bmp", "gif", "jpg", "pgm", "png", "ppm", "tif"])
