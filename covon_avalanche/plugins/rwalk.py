@@ -21,18 +21,19 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
     The loss has ``rwalk_lambda * sum((F / max F + s / max s) (theta - anchor)²)`` added, with the
     weights after the last task as the anchor. After every ``delta_t`` steps::
 
-        F <- fisher_decay * (mean of g² over the steps) + (1 - fisher_decay) * F
         s' <- s' + max(0, path / (F * (change in these steps)² + 0.001))
+        F <- fisher_decay * (mean of g² over the steps) + (1 - fisher_decay) * F
 
     with the gradient ``g`` of the loss without the penalty, and ``path`` as in :class:`SIPlugin`.
-    ``F`` is kept from task to task; ``s`` is the first task's ``s'``, then averaged with that of
-    each new task. Chaudhry et al., "Riemannian Walk for Incremental Learning" (ECCV 2018);
-    written from the formulas of the paper and of the authors' code
-    (github.com/facebookresearch/agem), which has no 1/2 in the distance, starts ``F`` from an
-    estimate of its own, and adds the mean of both scores to the old one. A last window is used even
-    if it is incomplete. Avalanche's plugin (``avalanche-rwalk`` in recipes) computes a second
-    gradient in each step and leaves the model in evaluation mode, so that it is trained without
-    dropout and batch statistics. Task identities are not used.
+    ``F`` is kept from task to task, and is the mean of g² of the very first steps in both lines;
+    ``s`` is the first task's ``s'``, then averaged with that of each new task. Chaudhry et al.,
+    "Riemannian Walk for Incremental Learning" (ECCV 2018); written from the formulas of the paper
+    and of the authors' code (github.com/facebookresearch/agem). As in that code, the distance has
+    no factor 1/2. The code starts with ``F = 0``, sums g² from the beginning of a task, and adds
+    the mean of both scores to the old one. A last window is used even if it is incomplete.
+    Avalanche's plugin (``avalanche-rwalk`` in recipes) computes a second gradient in each step and
+    leaves the model in evaluation mode, so that it is trained without dropout and batch statistics.
+    Task identities are not used.
     """
 
     def __init__(self, rwalk_lambda: float, fisher_decay: float = 0.9, delta_t: int = 50) -> None:
@@ -85,13 +86,12 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         if self._steps == 0:
             return
         found = {name: total / self._steps for name, total in self._squares.items()}
-        self.fisher = {
-            name: f.lerp(self.fisher[name], 1 - self.fisher_decay) if self.fisher else f
-            for name, f in found.items()
-        }
+        fisher = self.fisher or found  # of before these steps
         for name, p in strategy.model.named_parameters():
-            distance = self.fisher[name] * (p - self._start[name]).square()
+            distance = fisher[name] * (p - self._start[name]).square()
             self._new[name] += (self._path[name] / (distance + _DAMPING)).relu()
+        decay = 1 - self.fisher_decay
+        self.fisher = {name: f.lerp(fisher[name], decay) for name, f in found.items()}
         self._open_window(strategy)
 
     def _consolidated(self, strategy: Any) -> DiagGaussian:

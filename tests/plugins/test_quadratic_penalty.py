@@ -160,10 +160,10 @@ class RWalkByHand(Anchored):
         recent = [s.mean(0) for s in squares]
         if self.fisher is None:
             self.fisher = recent
-        self.fisher = [0.6 * r + 0.4 * f for r, f in zip(recent, self.fisher, strict=True)]
         for i, p in enumerate(self.values()):
-            distance = self.fisher[i] * (p - self.window[i]) ** 2
+            distance = self.fisher[i] * (p - self.window[i]) ** 2  # in the metric of the start
             self.new[i] = self.new[i] + (path[i] / (distance + 1e-3)).clamp(min=0)
+        self.fisher = [0.6 * r + 0.4 * f for r, f in zip(recent, self.fisher, strict=True)]
         self.window, self.steps = self.values(), []
 
     def end(self, model, x, y):
