@@ -86,6 +86,14 @@ def test_shipped_recipes_have_the_settings_of_the_authors(recipe, name, publishe
     assert published.items() <= own.items()
 
 
+@pytest.mark.parametrize("recipe", ["domainnet-clip", "core50-clip"])
+@pytest.mark.parametrize("name", ["s-liprompts", "s-liprompts-mixture"])
+def test_s_liprompts_has_a_weight_decay_of_its_own_for_the_first_domain(recipe, name):
+    first, later = load_recipe(recipe).strategies[name].schedule
+    assert (first.weight_decay, later.weight_decay) == (5e-4, 2e-4)
+    assert first.epochs is first.lr is later.epochs is later.lr is None
+
+
 def test_s_liprompts_has_settings_of_its_own_for_the_first_domain_of_cddb():
     first, later = load_recipe("cddb-hard-clip").strategies["s-liprompts"].schedule
     assert (first.epochs, first.lr, first.weight_decay) == (20, 1e-3, 5e-4)
