@@ -59,6 +59,12 @@ def test_the_columns(tmp_path):
     assert table.loc["mine", "peak_memory"] == 5
 
 
+@pytest.mark.parametrize(("flops", "mean"), [([4.0, 8.0, 6.0], 6.0), ([6.0], 2.0)])
+def test_operations_are_averaged_over_domains_without_training_too(flops, mean, tmp_path):
+    file = stored(tmp_path, made_up("a", 0, [[0.9] * 3] * 3, flops_per_image=flops))
+    assert load_results(file)["flops_per_image"].item() == mean
+
+
 def test_a_title_may_have_any_character_and_blank_lines_are_skipped(tmp_path):
     runs = [made_up("covon", seed, [[0.5]]) for seed in range(3)]
     for run, title in zip(runs, ("a\u2028b", "c\x85d", "e\nf"), strict=True):
