@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
 from covon_avalanche.prompting.prompt_model import PromptModel
-from covon_avalanche.prompting.selectors import DomainSelector, NearestCentre
+from covon_avalanche.prompting.selectors import DomainSelector, NearestCentre, cosines
 
 
 class DomainPrompts(PromptModel):
@@ -69,8 +68,7 @@ class DomainPrompts(PromptModel):
     def text_logits(self, features: Tensor, context: Tensor) -> Tensor:
         """Scaled cosines of image features and the names of the classes behind a context."""
         text: Any = self.vit.network.text
-        classes = F.normalize(text(context), dim=-1)
-        logits: Tensor = text.scale * F.normalize(features, dim=-1) @ classes.T
+        logits: Tensor = text.scale * cosines(features, text(context))
         return logits
 
     def image_features(self, x: Tensor, domain: int) -> Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.prompting.prompt_model import PromptModel
 from covon_avalanche.prompting.prompted_vit import check_prefix_length
+from covon_avalanche.prompting.selectors import cosines
 
 
 class DualPrompt(PromptModel):
@@ -77,10 +77,6 @@ class DualPrompt(PromptModel):
         if self.domain > 0:
             self.experts[self.domain].copy_(self.experts[self.domain - 1])
 
-    def _similarities(self, x: Tensor, keys: Tensor) -> Tensor:
-        """Cosines of shape (batch, domains) with keys of shape (domains, width)."""
-        return F.normalize(self.vit.query(x)) @ F.normalize(keys).T
-
     def _logits(self, x: Tensor, experts: Iterable[Tensor]) -> Tensor:
         """Logits with an expert prefix per layer, of shape (batch or 1, length, width)."""
         layers = [*self.general_layers, *self.expert_layers]
@@ -88,11 +84,11 @@ class DualPrompt(PromptModel):
         return self.head(self.vit(x, prefixes=dict(zip(layers, prefixes, strict=True))))
 
     def training_logits(self, x: Tensor) -> Tensor:
-        similarities = self._similarities(x, self.keys[self.domain][None])
+        similarities = cosines(self.vit.query(x), self.keys[self.domain][None])
         self.auxiliary_loss = self.key_weight * (1 - similarities).mean()
         return self._logits(x, self.experts[self.domain][:, None])
 
     def predicted_logits(self, x: Tensor) -> Tensor:
         learned = max(1, int(self.domains))
-        chosen = self._similarities(x, torch.stack([*self.keys][:learned])).argmax(1)
+        chosen = cosines(self.vit.query(x), torch.stack([*self.keys][:learned])).argmax(1)
         return self._logits(x, torch.stack([*self.experts][:learned], 1)[:, chosen])

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.prompting.prompt_model import PromptModel
+from covon_avalanche.prompting.selectors import cosines
 
 
 class L2P(PromptModel):
@@ -53,17 +54,13 @@ class L2P(PromptModel):
         self.prompts = nn.Parameter(self.new_empty(pool, length, self.vit.width).uniform_(-1, 1))
         self.keys = nn.Parameter(self.new_empty(pool, self.vit.feature_width).uniform_(-1, 1))
 
-    def _similarities(self, x: Tensor) -> Tensor:
-        """Cosines of shape (batch, pool)."""
-        return F.normalize(self.vit.query(x)) @ F.normalize(self.keys).T
-
     def _logits(self, x: Tensor, chosen: Tensor) -> Tensor:
         """Logits with the prompts of the indices ``chosen``, of shape (batch, top_k)."""
         prompts = self.prompts[chosen].flatten(1, 2)
         return self.head(self.vit(x, prompts, prompt_positions=True, readout="prompts"))
 
     def training_logits(self, x: Tensor) -> Tensor:
-        similarities = self._similarities(x)
+        similarities = cosines(self.vit.query(x), self.keys)
         chosen = similarities.topk(self.top_k).indices
         if self.batchwise:
             counts = self.batch_sum(F.one_hot(chosen, len(self.keys)).sum(1))
@@ -73,4 +70,4 @@ class L2P(PromptModel):
         return self._logits(x, chosen)
 
     def predicted_logits(self, x: Tensor) -> Tensor:
-        return self._logits(x, self._similarities(x).topk(self.top_k).indices)
+        return self._logits(x, cosines(self.vit.query(x), self.keys).topk(self.top_k).indices)

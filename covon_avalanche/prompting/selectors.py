@@ -16,6 +16,13 @@ from covon_avalanche.checks import check_whole
 _COMPONENTS = 2  # Gaussians per domain; fewer for a domain with fewer images
 
 
+def cosines(features: Tensor, vectors: Tensor) -> Tensor:
+    """Cosine similarities of shape (batch, vectors), in float32 also under autocast: bfloat16 would
+    round those that decide between domains, prompts or classes to ties."""
+    with torch.autocast(features.device.type, enabled=False):
+        return F.normalize(features.float()) @ F.normalize(vectors.float(), dim=-1).T
+
+
 class DomainSelector(nn.Module, ABC):
     """Selects a domain for each image, by the frozen network's features."""
 
@@ -68,8 +75,7 @@ class NearestCentre(DomainSelector):
     def cosine_distances(self, features: Tensor) -> Tensor:
         """1 - cosine to the nearest centre of each learned domain, of shape (batch, domains)."""
         centres = self.centres[: self.learned]
-        similarities = F.normalize(features.float()) @ F.normalize(centres, dim=-1).flatten(0, 1).T
-        similarities = similarities.unflatten(1, centres.shape[:2])
+        similarities = cosines(features, centres.flatten(0, 1)).unflatten(1, centres.shape[:2])
         missing = centres[..., 0].isinf()
         return 1 - similarities.masked_fill(missing, -torch.inf).amax(2)
 
@@ -134,7 +140,8 @@ class MixtureSelector(DomainSelector):
         self.register_buffer("scales", weight.new_zeros(*shape, width, width))
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
+        with torch.autocast(features.device.type, enabled=False):  # see cosines
+            return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
 
     def fit(self, domain: int, features: Tensor) -> None:
         """Train with the domain's features, and store their mixture."""

@@ -5,8 +5,10 @@ import pytest
 import torch
 from sklearn.mixture import GaussianMixture
 from torch.nn.functional import normalize
+from toy_vits import toy_vit
 
-from covon_avalanche.prompting import MixtureSelector, NearestCentre
+from covon_avalanche.prompting import L2P, DualPrompt, MixtureSelector, NearestCentre
+from covon_avalanche.prompting.selectors import cosines
 
 WIDTH = 6
 
@@ -129,3 +131,32 @@ def test_a_domain_of_few_images_has_as_many_centres_and_others_none():
     assert selector.learned == 1
     wanted = 1 - (normalize(-features) @ normalize(features).T).max(1).values
     torch.testing.assert_close(selector.cosine_distances(-features), wanted[:, None])
+
+
+def test_under_autocast_what_is_nearest_is_decided_in_float32():
+    x = features_of(0)
+    near = x.mean(0) + 0.003 * torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(1))
+    mixture = MixtureSelector(WIDTH, 20)
+    mixture.weight.copy_(near)
+    mixture.bias.zero_()
+    exact = cosines(x, near), mixture(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal((normalize(x) @ normalize(near).T).argmax(1), exact[0].argmax(1))
+        assert torch.equal(cosines(x, near), exact[0])
+        assert torch.equal(mixture(x), exact[1])
+
+
+@pytest.mark.parametrize("method", [L2P, DualPrompt])
+def test_under_autocast_images_use_the_prompts_that_they_use_without(method, monkeypatch):
+    model = method(toy_vit(), 10)
+    model.domains.fill_(10)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(30, 16, generator=generator)
+    with torch.no_grad():
+        for key in model.keys:
+            key.copy_(q[0] + 0.01 * torch.randn(16, generator=generator))
+    monkeypatch.setattr(model.vit, "query", lambda x: q)
+    monkeypatch.setattr(model, "_logits", lambda x, chosen: chosen)
+    exact = model.predicted_logits(q)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.predicted_logits(q), exact)
