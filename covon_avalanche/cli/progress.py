@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
-from covon_avalanche.cli.options import BAD_INPUT
+from covon_avalanche.cli.options import BAD_INPUT, INTERRUPTED
 from covon_avalanche.experiment.grid import Outcome
 from covon_avalanche.experiment.run_folder import RunFolder
 
 
 class GridProgress:
     """In a terminal, a bar per run in progress and one for all of them; elsewhere a line per
-    domain learned and per finished run.
-
-    Its methods fit :func:`run_grid`.
-    """
+    domain learned and per finished run."""
 
     def __init__(self, console: Console, total: int) -> None:
         self.outcomes: list[Outcome] = []
@@ -41,6 +38,19 @@ class GridProgress:
         self._tasks: dict[RunFolder, TaskID] = {}
         self._domains: dict[RunFolder, int] = {}
         self._warned: set[str] = set()
+
+    def follow(self, run: Callable[..., None]) -> int:
+        """Call :func:`run_grid`, or a function with its ``on_end`` and ``poll``; print why runs
+        have failed, and return the exit status."""
+        interrupted = False
+        try:
+            with self.bars:
+                run(on_end=self.end, poll=self.poll)
+        except KeyboardInterrupt:
+            interrupted = True
+            self.bars.console.print("Interrupted; the same command resumes from here.")
+        status = _print_failures(o for o in self.outcomes if o.error and not o.folder.given_up)
+        return INTERRUPTED if interrupted else status
 
     def poll(self, here: list[RunFolder], elsewhere: list[RunFolder]) -> None:
         """Read the progress of these runs, and of those that other processes are running."""
@@ -89,7 +99,7 @@ class GridProgress:
             self.bars.console.print(line, soft_wrap=True, markup=False)
 
 
-def print_failures(failures: Iterable[Outcome]) -> int:
+def _print_failures(failures: Iterable[Outcome]) -> int:
     """Print one sentence per error, which several runs may share, and return the exit status."""
     by_error: dict[str, list[RunFolder]] = defaultdict(list)
     status = 0

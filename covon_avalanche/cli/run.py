@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -14,7 +15,6 @@ from rich.console import Console
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.cli.dry_run import check_and_estimate
 from covon_avalanche.cli.options import (
-    INTERRUPTED,
     DatasetRoot,
     Epochs,
     Jobs,
@@ -27,7 +27,7 @@ from covon_avalanche.cli.options import (
     missing_sentence,
     need,
 )
-from covon_avalanche.cli.progress import GridProgress, print_failures
+from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.grid import run_grid
 from covon_avalanche.experiment.precision import SLOW, is_slow
 from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
@@ -175,20 +175,13 @@ def _run_and_summarise(
     header = f"{whole.title}: {_runs(folders)}, {processes} in parallel"
     console.print(header, markup=False, soft_wrap=True)
     progress = GridProgress(console, len(folders))
-    interrupted = False
-    try:
-        with progress.bars:
-            run_grid(folders, options, processes=processes, on_end=progress.end, poll=progress.poll)
-    except KeyboardInterrupt:
-        interrupted = True
-        console.print("Interrupted; the same command resumes from here.")
-    status = print_failures(o for o in progress.outcomes if o.error is not None)
+    status = progress.follow(partial(run_grid, folders, options, processes=processes))
     if any(outcome.result is not None for outcome in progress.outcomes):
         new = {outcome.folder.spec for outcome in progress.outcomes if not outcome.cached}
         results = finished_runs(whole, runs, folders[0].dataset_root, store=True)
         _summarise(results, runs, new, console)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
-    return INTERRUPTED if interrupted else status
+    return status
 
 
 def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: Console) -> None:
@@ -202,12 +195,10 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
     figures.save(found[0], "curves", folder / "accuracy.png")
     for comparison in found:
         table = tables.summary_table(comparison, tables.FULL)
-        runs = comparison.by_strategy(lambda own: [*own[["strategy", "seed"]].itertuples(False)])
-        cached = [sum(run not in new for run in own) for own in runs.values()]
-        if any(cached):
-            table["cached"] = [
-                f"{n} of {len(own)}" for n, own in zip(cached, runs.values(), strict=True)
-            ]
+        runs = comparison.by_strategy(lambda own: own[["strategy", "seed"]].itertuples(index=False))
+        cached = [[run not in new for run in own] for own in runs.values()]
+        if any(map(any, cached)):
+            table["cached"] = [f"{sum(own)} of {len(own)}" for own in cached]
         typer.echo(tables.aligned(table, form="simple"))
         for remark in comparison.remarks:
             typer.echo(remark)

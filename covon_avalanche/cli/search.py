@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from covon_avalanche.cli.options import (
     joined,
     missing_sentence,
 )
-from covon_avalanche.cli.progress import GridProgress, print_failures
+from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.cli.show import print_searches
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, choose, load_recipe, recipe_text
 from covon_avalanche.experiment.run_folder import other_data
@@ -113,7 +114,9 @@ def search(
     for search in wanted:
         search.store()
     workers = jobs or default_processes(chosen.device)
-    status = _run_trials(wanted, workers)
+    progress = GridProgress(Console(), sum(search.left() for search in wanted))
+    if (status := progress.follow(partial(run_searches, wanted, processes=workers))) == INTERRUPTED:
+        raise typer.Exit(status)
     searches = [
         Search(held_out, search.strategy, folder, search.seed, search.number, dataset_root)
         for search in searches_in(folder)
@@ -127,19 +130,6 @@ def search(
     command = shlex.join(["covon", "run", f"{folder}/best.toml", *root])
     typer.echo(f"{folder}/best.toml: {command}")
     raise typer.Exit(status)
-
-
-def _run_trials(searches: list[Search], workers: int) -> int:
-    """Run missing trials; the exit status."""
-    progress = GridProgress(Console(), sum(search.left() for search in searches))
-    try:
-        with progress.bars:
-            run_searches(searches, processes=workers, on_end=progress.end, poll=progress.poll)
-    except KeyboardInterrupt:
-        typer.echo("Interrupted; the same command resumes from here.")
-        raise typer.Exit(INTERRUPTED) from None
-    ended = progress.outcomes
-    return print_failures(o for o in ended if o.error is not None and not o.folder.given_up)
 
 
 def _best(recipe: Recipe, searches: list[Search], wanted: list[str], status: int) -> Recipe:
