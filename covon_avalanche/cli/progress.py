@@ -62,7 +62,7 @@ class GridProgress:
             if (status := run.status()) is None:
                 continue
             self._warn(run)
-            text = str(status) or "starting"
+            text = status.text or "starting"
             self.bars.update(self._tasks[run], completed=status.share, text=text)
             if self._domains.setdefault(run, 0) < status.domains < status.of_domains:
                 domain = f"domain {status.domains}/{status.of_domains}"

@@ -206,15 +206,26 @@ class Run:
             return
         if len(epochs) != self._written_epochs:
             self.folder.write_epochs(epochs)
-        images = len(getattr(self.strategy, "adapted_dataset", ()) or ())
+        domains, trained = len(self.metrics.matrix.curve()), len(self.log.seconds) - 1
+        of_domains = 1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences
+        done: float = sum(epoch["experience"] == trained for epoch in epochs)
+        of_epochs = max(1, each)  # 0 in closed form
+        text = f"domain {trained + 1}/{of_domains}, epoch {max(1, done + (batch > 0))}/{of_epochs}"
+        if batch:
+            images = len(getattr(self.strategy, "adapted_dataset", ()) or ())
+            batches = max(batch, math.ceil(images / self.recipe.train_mb_size))
+            text += f", batch {batch}/{batches}"
+            done += batch / batches
+        if epochs:
+            last = Epoch(**epochs[-1])
+            text += f", loss {last.loss:.3f}, accuracy {100 * last.accuracy:.1f} %"
+            text += f", {last.images / max(1e-9, last.seconds):,.0f} images/s"
         status = Status(
-            domains=len(self.metrics.matrix.curve()),
-            of_domains=1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences,
-            epoch=Epoch(**epochs[-1]) if epochs else None,
-            of_epochs=each,
-            batch=batch,
-            of_batches=max(batch, math.ceil(images / self.recipe.train_mb_size)),
-            accuracy=self.metrics.matrix.curve()[-1] if self.metrics.matrix.rows else None,
+            domains=domains,
+            of_domains=of_domains,
+            share=min(1.0, max(domains, trained + done / of_epochs) / of_domains),
+            text=text,
+            accuracy=self.metrics.matrix.curve()[-1] if domains else None,
         )
         self.folder.write_status(status)
         self._written_at, self._written_epochs = time.monotonic(), len(epochs)

@@ -22,7 +22,7 @@ from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.data_settings import data_root
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry.base import flat
-from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result, ResultError
+from covon_avalanche.experiment.result import EvaluatedOn, Result, ResultError
 from covon_avalanche.experiment.run_errors import run_error
 from covon_avalanche.experiment.run_settings import (
     DESCRIPTIONS,
@@ -45,47 +45,16 @@ class Status(BaseModel):
     domains: int = 0
     """Learned so far."""
     of_domains: int = 1
-    epoch: Epoch | None = None
-    """The latest."""
-    of_epochs: int = 1
-    batch: int = 0
-    """Trained since then."""
-    of_batches: int = 1
+    share: float = 0.0
+    """Completed fraction of the training."""
+    text: Printable = ""
+    """Domain, epoch and batch, and the numbers of the latest epoch."""
     accuracy: float | None = None
     """Mean accuracy on the domains learned so far."""
     error: Printable | None = None
     """Why the run failed."""
     given_up: GivenUp | None = None
     """See :attr:`StoredRun.given_up`."""
-
-    @property
-    def _epochs(self) -> tuple[int, int]:
-        """Completed epochs of all domains, and epochs per domain."""
-        last, each = self.epoch, max(1, self.of_epochs)
-        known = 0 if last is None else last.experience * each + min(last.epoch + 1, each)
-        return max(self.domains * each, known), each
-
-    @property
-    def share(self) -> float:
-        """Completed fraction of all epochs."""
-        done, each = self._epochs
-        return min(1.0, (done + self.batch / max(1, self.of_batches)) / (self.of_domains * each))
-
-    def __str__(self) -> str:
-        done, each = self._epochs
-        if done == self.batch == 0:
-            return ""
-        domain, epoch = divmod(done if self.batch else done - 1, each)
-        text = f"domain {domain + 1}/{self.of_domains}, epoch {epoch + 1}/{each}"
-        if self.batch:
-            text += f", batch {self.batch}/{self.of_batches}"
-        if self.epoch is None:
-            return text
-        return (
-            f"{text}, loss {self.epoch.loss:.3f}, "
-            f"accuracy {100 * self.epoch.accuracy:.1f} %, "
-            f"{self.epoch.images / max(1e-9, self.epoch.seconds):,.0f} images/s"
-        )
 
 
 def find_files(folder: Path, name: str) -> list[Path]:
@@ -143,7 +112,7 @@ class StoredRun:
         if status is not None and status.error is not None:
             return status.given_up or "failed", status.error
         unfinished = "interrupted" if self.path.exists() else "planned"
-        return "running" if self.is_running() else unfinished, str(status or "")
+        return "running" if self.is_running() else unfinished, status.text if status else ""
 
     def status(self) -> Status | None:
         """Progress of an unfinished run; ``None`` before its first epoch and after its end."""

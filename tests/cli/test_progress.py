@@ -9,7 +9,6 @@ from small_recipes import STRATEGIES, small_recipe
 
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.grid import Outcome
-from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.run_folder import RunFolder, Status
 
 NAMES = ("covon", "finetune")
@@ -25,10 +24,10 @@ def grid(tmp_path):
 
     def write(folder, experience, number):
         folder.path.mkdir(parents=True, exist_ok=True)
-        about = {"loss": 0.25, "accuracy": 0.5, "images": 3000, "seconds": 2.0}
-        epoch = Epoch(experience=experience, epoch=number, **about)
-        known = {"of_domains": 2, "of_epochs": 4, "domains": experience, "accuracy": 0.625}
-        folder.write_status(Status(**known, epoch=epoch))
+        share = experience / 2 + (number + 1) / 8
+        text = f"domain {experience + 1}/2, epoch {number + 1}/4, loss 0.250"
+        known = {"of_domains": 2, "domains": experience, "accuracy": 0.625}
+        folder.write_status(Status(**known, share=share, text=text))
 
     def make(terminal, now=(0.0,)):
         console = Console(
@@ -75,7 +74,7 @@ def test_every_run_in_progress_has_a_line_with_its_state(grid):
     assert "38 %" in overall  # 0.75 of two runs
     assert "finetune, seed 0" in finetune
     assert "starting" in finetune
-    for part in ("covon, seed 0", "75 %", "domain 2/2", "epoch 2/4", "0.250", "50.0 %", "1,500"):
+    for part in ("covon, seed 0", "75 %", "domain 2/2", "epoch 2/4", "0.250"):
         assert part in covon
     progress.end(Outcome(folders[0], RESULT))
     overall, _ = seen(progress)

@@ -8,10 +8,7 @@ from terminal import covon
 
 from covon_avalanche.experiment.recipe import load_recipe, recipe_file
 from covon_avalanche.experiment.registry import KINDS
-from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.run_folder import RunFolder, Status
-
-EPOCH = Epoch(experience=1, epoch=2, loss=0.25, accuracy=0.5, images=3000, seconds=2.0)
 
 
 def begun(folder: RunFolder) -> RunFolder:
@@ -66,7 +63,8 @@ def test_classes_that_a_recipe_would_import_are_listed_and_not_imported(tmp_path
 def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path, tmp_path_factory):
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW)
     folders = [begun(RunFolder(tmp_path, recipe, "finetune", seed)) for seed in range(6)]
-    status = Status(domains=1, of_domains=2, epoch=EPOCH, of_epochs=4)
+    progress = "domain 2/2, epoch 3/4, loss 0.250, accuracy 50.0 %, 1,500 images/s"
+    status = Status(domains=1, of_domains=2, share=0.875, text=progress)
     for folder in folders[:3]:
         folder.write_status(status)
     folders[1].write_failure("the loss is [nan]")
@@ -78,7 +76,6 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path, tmp_path_fac
         assert show(tmp_path) == show(tmp_path, "status")
         summary = show(tmp_path).splitlines()[-1]
         lines = [line for line in show(tmp_path).splitlines() if "seed-" in line]
-    progress = "domain 2/2, epoch 3/4, loss 0.250, accuracy 50.0 %, 1,500 images/s"
     states = ["running", "failed", "interrupted", "finished", "damaged", "interrupted"]
     parts = [progress, "the loss is [nan]", progress, "A_T 80.00 %", "is not a result", ""]
     assert len(lines) == len(states)

@@ -196,8 +196,11 @@ def test_the_status_of_a_run_has_its_batches_and_the_accuracy_so_far(tmp_path, m
     monkeypatch.setattr(run, "_WRITE_EVERY", -1.0)
     monkeypatch.setattr(RunFolder, "write_status", lambda folder, status: seen.append(status))
     run_in_folder(RunFolder(tmp_path, short_recipe("finetune"), "finetune", 0))
-    batches = [(s.batch, s.of_batches) for s in seen if s.batch]
-    assert batches == [(1, 4), (2, 4), (3, 4), (4, 4)] * 4  # 2 epochs in 2 domains of 200 images
+    assert len(seen) == 4 * (4 + 1) + 2  # 2 epochs of 4 batches in 2 domains of 200 images
+    assert (seen[0].text, seen[0].share) == ("domain 1/2, epoch 1/2, batch 1/4", 1 / 16)
+    assert seen[4].text.startswith("domain 1/2, epoch 1/2, loss ")
+    assert seen[13].text.startswith("domain 2/2, epoch 1/2, batch 3/4, loss ")
+    assert (seen[13].share, seen[-1].share) == (11 / 16, 1.0)
     assert [status.share for status in seen] == sorted(status.share for status in seen)
     assert seen[0].accuracy is None
     assert seen[-1].accuracy > 0.25

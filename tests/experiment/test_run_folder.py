@@ -13,7 +13,7 @@ from small_recipes import FEW, OFTEN, STRATEGIES, run_strategy, small_recipe
 
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.data_settings import ImageStream, data_folder
-from covon_avalanche.experiment.result import Epoch, Result, ResultError
+from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import (
     RunFolder,
@@ -45,11 +45,7 @@ def test_the_status_can_be_read_in_a_read_only_folder(recipe, tmp_path, monkeypa
 def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
     assert folder.status() is None
-    epoch = Epoch(experience=1, epoch=0, loss=0.5, accuracy=0.25, images=300, seconds=2.0)
-    status = Status(domains=1, of_domains=2, epoch=epoch, of_epochs=4)
-    assert status.share == (1 + 1 / 4) / 2
-    assert str(status) == "domain 2/2, epoch 1/4, loss 0.500, accuracy 25.0 %, 150 images/s"
-    assert str(Status()) == ""
+    status = Status(domains=1, of_domains=2, share=0.625, text="domain 2/2, epoch 1/4")
     with pytest.raises(OSError, match="no such luck"), folder.opened():
         assert folder.is_running()
         folder.write_status(status)
@@ -59,19 +55,6 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
     assert folder.status() == status.model_copy(update={"error": "no such luck"})
     run_in_folder(folder)
     assert folder.status() is None
-
-
-def test_batches_count_within_long_epochs():
-    about = {"loss": 0.25, "accuracy": 0.5, "images": 3000, "seconds": 2.0}
-    first = Status(of_domains=2, of_epochs=4, batch=25, of_batches=100)
-    assert (first.share, str(first)) == (0.25 / 8, "domain 1/2, epoch 1/4, batch 25/100")
-    assert str(Status(of_domains=2, of_epochs=4)) == ""
-    last = Epoch(experience=0, epoch=3, **about)  # the domain is trained, and evaluated
-    second = first.model_copy(update={"epoch": last, "domains": 1})
-    assert second.share == 4.25 / 8
-    assert str(second).startswith("domain 2/2, epoch 1/4, batch 25/100, loss 0.250")
-    shorter = second.model_copy(update={"of_epochs": 2})  # a schedule's
-    assert str(shorter).startswith("domain 2/2, epoch 1/2, batch 25/100")
 
 
 def test_the_log_has_the_warnings_of_a_run(recipe, tmp_path):
