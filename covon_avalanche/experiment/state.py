@@ -203,7 +203,7 @@ class _Capture:
             skipped = _skipped(value)
             kept = {name: child for name, child in vars(value).items() if name not in skipped}
             parts = self._named(kept, path)
-        return "object", cls, (self._items(arguments, path) or None, parts)
+        return "object", cls, [self._items(arguments, path), parts]
 
     def _items(self, values: Iterable[Any], path: str) -> list[Any]:
         return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(values)]
@@ -327,7 +327,7 @@ class _Restore:
         cls, (arguments, parts) = self._class(node.name, there, path), node.content
         if type(there) is not cls or issubclass(cls, _VALUES):
             before: Iterable[Any] = there if isinstance(there, tuple) else ()
-            made = self._items(arguments or [], before, path)
+            made = self._items(arguments, before, path)
             if issubclass(cls, tuple):
                 return tuple.__new__(cls, made)
             called = cls in _BUILT_IN.values() or issubclass(cls, Enum)
