@@ -14,7 +14,7 @@ from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.machine import versions
 from covon_avalanche.experiment.state import Node, StateError
 
-FORMAT = 7
+FORMAT = 6
 _VERSIONED = ("covon_avalanche", "torch", "avalanche-lib")
 
 

@@ -22,7 +22,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -39,6 +39,10 @@ from torch.utils.data import DataLoader
 from covon_avalanche.evaluation.memory import TRANSIENT
 
 _PLAIN = (type(None), bool, int, float, str, torch.device, torch.dtype, torch.Size)
+# Containers that are filled in place, by the names of their kinds.
+_CONTAINERS: dict[str, Any] = {
+    cls.__name__: cls for cls in (dict, OrderedDict, defaultdict, list, deque)
+}
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 # Not stored: those of the newly built run stay.
@@ -94,20 +98,12 @@ def benchmark_data(streams: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _importable(value: Any) -> str:
-    """A class or function as ``module:name``, one text for all its objects, stored once."""
-    return sys.intern(f"{value.__module__}:{value.__qualname__}")
+    """A class or function as ``module:name``."""
+    return f"{value.__module__}:{value.__qualname__}"
 
 
 # All functions that a file may name where the new run does not have the same one.
 _KNOWN_FUNCTIONS = {_importable(f): f for f in (torch.zeros, transform_groups.identity)}
-
-
-# Classes that a file may call; objects of _VALUES are made anew, others are filled in place.
-_BUILT_IN: dict[str, Any] = {
-    _importable(cls): cls
-    for cls in (dict, OrderedDict, defaultdict, list, deque, set, frozenset, range, tuple)
-}
-_VALUES = (set, frozenset, range, tuple, Enum)
 
 
 def _skipped(value: Any) -> frozenset[str]:
@@ -118,6 +114,14 @@ def _skipped(value: Any) -> frozenset[str]:
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether all its values are in its ``__dict__``, by how pickle would store it."""
+    match value.__reduce_ex__(2):
+        case (copyreg.__newobj__, (_,), dict() | None, *items):  # type: ignore[attr-defined]
+            return hasattr(value, "__dict__") and not any(items)
+    return False
 
 
 def capture(root: Any, data: Mapping[str, Any]) -> Any:
@@ -175,35 +179,35 @@ class _Capture:
             case np.generic():
                 return "number", "", torch.from_numpy(np.array(value))
             case _ if isinstance(value, _GENERATORS):
-                return "generator", "", self.encode(_state_access(value)[0](), f"{path}.state")
+                return "generator", "", self.encode(_generator_state(value), f"{path}.state")
+            case Enum():
+                return "enum", cls, value.name
+            case range():
+                return "range", "", (value.start, value.stop, value.step)
             case functools.partial():
-                whole = value.func, list(value.args), dict(value.keywords)
-                return "partial", "", self._items(whole, path)
+                parts = value.func, list(value.args), dict(value.keywords)
+                return "partial", "", self._items(parts, path)
+            case tuple():  # maybe a named one
+                return "tuple", "" if type(value) is tuple else cls, self._items(value, path)
+            case deque() if type(value) is deque:
+                return kind, value.maxlen, self._items(value, path)
+            case list() | set() | frozenset() if type(value) in (list, set, frozenset):
+                return kind, "", self._items(value, path)
+            case dict() if type(value) is _CONTAINERS.get(kind):
+                factory = getattr(value, "default_factory", "")
+                name = self.encode(factory, f"{path}.default_factory")
+                keys = [self.encode(key, f"{path} key") for key in value]
+                values = [self.encode(v, f"{path}[{k!r}]") for k, v in value.items()]
+                return kind, name, dict(zip(keys, values, strict=True))
             case _ if isinstance(value, _FUNCTIONS):
                 return "function", _importable(value), None
             case _ if isinstance(value, _NOT_STORED_TYPES) or type(value) is object:
                 return "unchanged", "", None
-        make, arguments, *rest = value.__reduce_ex__(2)  # as pickle would store it
-        is_built_in = cls in _BUILT_IN or isinstance(value, tuple | Enum)
-        is_new = make is copyreg.__newobj__  # type: ignore[attr-defined]
-        is_plain = is_new and len(arguments) == 1 and not any(rest[1:])
-        is_plain = is_plain and isinstance(rest[0], dict | None) and hasattr(value, "__dict__")
-        if not (is_built_in or is_plain):
-            raise StateError(f"{path} is a {kind}, whose values are not all in its __dict__")
-        if is_new:
-            arguments = value if isinstance(value, tuple) else ()
-        parts: Any = None
-        if isinstance(value, list | deque):
-            parts = self._items(value, path)
-        elif isinstance(value, dict):
-            keys = [self.encode(key, f"{path} key") for key in value]
-            values = [self.encode(v, f"{path}[{k!r}]") for k, v in value.items()]
-            parts = dict(zip(keys, values, strict=True))
-        elif not is_built_in:
-            skipped = _skipped(value)
-            kept = {name: child for name, child in vars(value).items() if name not in skipped}
-            parts = self._named(kept, path)
-        return "object", cls, [self._items(arguments, path), parts]
+            case _ if not _is_plain_object(value):
+                raise StateError(f"{path} is a {kind}, whose values are not all in its __dict__")
+        skipped = _skipped(value)
+        kept = {name: child for name, child in vars(value).items() if name not in skipped}
+        return "object", cls, self._named(kept, path)
 
     def _items(self, values: Iterable[Any], path: str) -> list[Any]:
         return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(values)]
@@ -219,15 +223,24 @@ def _without_attributes(tensor: Tensor) -> Tensor:
     return tensor.detach().as_subclass(Tensor).requires_grad_(tensor.requires_grad)
 
 
-def _state_access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """How to get and to set the state of a generator of torch, NumPy or Python."""
+def _generator_state(generator: Any) -> Any:
+    """State of a generator of torch, NumPy or Python."""
     match generator:
         case np.random.Generator():
-            bits = generator.bit_generator
-            return lambda: bits.state, lambda state: setattr(bits, "state", state)
+            return generator.bit_generator.state
         case random.Random():
-            return generator.getstate, generator.setstate
-    return generator.get_state, generator.set_state
+            return generator.getstate()
+    return generator.get_state()
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    match generator:
+        case np.random.Generator():
+            generator.bit_generator.state = state
+        case random.Random():
+            generator.setstate(state)
+        case _:
+            generator.set_state(state)
 
 
 def restore(state: Any, root: Any, data: Mapping[str, Any]) -> None:
@@ -282,17 +295,30 @@ class _Restore:
                 return content.numpy()
             case "number":
                 return content.numpy()[()]
+            case "range":
+                return range(*content)
             case "generator":
                 if not isinstance(there, _GENERATORS):
                     raise StateError(f"{path}: the new run has no such generator")
-                _state_access(there)[1](self.decode(content, _MISSING, path))
+                _set_generator_state(there, self.decode(content, _MISSING, path))
                 return there
+            case "enum":
+                return self._class(node.name, there, path, Enum)[content]
+            case "set" | "frozenset":
+                items = {self.decode(item, _MISSING, path) for item in content}
+                return items if node.kind == "set" else frozenset(items)
+            case "tuple":
+                cls = self._class(node.name, there, path, tuple) if node.name else tuple
+                before = there if isinstance(there, tuple) else ()
+                return tuple.__new__(cls, self._items(content, before, path))
             case "module":
                 return self._module(node, there, path)
             case "optimizer":
                 return self._optimizer(node, there, path)
             case "object":
                 return self._object(node, there, path)
+            case kind if kind in _CONTAINERS:
+                return self._container(node, there, path)
         raise StateError(f"{path}: unknown kind of value {node.kind!r}")
 
     def _function(self, name: str, there: Any, path: str) -> Any:
@@ -302,10 +328,8 @@ class _Restore:
             raise StateError(f"{path}: {name} must not be created from a file")
         return _KNOWN_FUNCTIONS[name]
 
-    def _class(self, name: str, there: Any, path: str) -> Any:
+    def _class(self, name: str, there: Any, path: str, kind: type = object) -> Any:
         """The class of ``there``, or a trusted one that its module defines, not only imports."""
-        if name in _BUILT_IN:
-            return _BUILT_IN[name]
         found: Any = type(there)
         if there is _MISSING or _importable(found) != name:
             module, _, qualname = name.partition(":")
@@ -314,7 +338,7 @@ class _Restore:
             found = sys.modules.get(module)
             for part in qualname.split("."):
                 found = getattr(found, part, None)
-        if not (isinstance(found, type) and _importable(found) == name):
+        if not (isinstance(found, type) and issubclass(found, kind) and _importable(found) == name):
             raise StateError(f"{path}: {name} must not be created from a file")
         return found
 
@@ -323,31 +347,38 @@ class _Restore:
         for i, item in enumerate(content):
             yield self.decode(item, there.get(i, _MISSING), f"{path}[{i}]")
 
+    def _container(self, node: Node, there: Any, path: str) -> Any:
+        made: Any = there
+        if type(there) is not _CONTAINERS[node.kind]:
+            made = _CONTAINERS[node.kind]()
+            if node.kind == "deque":
+                made = deque(maxlen=node.name)
+            elif node.kind == "defaultdict":
+                made.default_factory = self.decode(node.name, _MISSING, f"{path}.default_factory")
+        self._made[id(node)] = made
+        before = made.copy()
+        made.clear()
+        if isinstance(made, dict):
+            for k, v in node.content.items():
+                key = self.decode(k, _MISSING, f"{path} key")
+                made[key] = self.decode(v, before.get(key, _MISSING), f"{path}[{key!r}]")
+        else:
+            made.extend(self._items(node.content, before, path))
+        return made
+
     def _object(self, node: Node, there: Any, path: str) -> Any:
-        cls, (arguments, parts) = self._class(node.name, there, path), node.content
-        if type(there) is not cls or issubclass(cls, _VALUES):
-            before: Iterable[Any] = there if isinstance(there, tuple) else ()
-            made = self._items(arguments, before, path)
-            if issubclass(cls, tuple):
-                return tuple.__new__(cls, made)
-            called = cls in _BUILT_IN.values() or issubclass(cls, Enum)
-            there = cls(*made) if called else cls.__new__(cls)
+        cls = self._class(node.name, there, path)
+        if type(there) is not cls:
+            there = cls.__new__(cls)
         self._made[id(node)] = there
         self._claimed.add(id(there))
-        if isinstance(there, list | deque):
-            before = [*there]
-            there.clear()
-            there.extend(self._items(parts, before, path))
-        elif not issubclass(cls, _VALUES):
-            is_dict = isinstance(there, dict)
-            values, skipped = (there, ()) if is_dict else (vars(there), _skipped(there))
-            old = dict(values)
-            for name in old.keys() - skipped:
-                del values[name]
-            for k, v in parts.items():
-                key = self.decode(k, _MISSING, f"{path} key")
-                place = f"{path}[{key!r}]" if is_dict else f"{path}.{key}"
-                values[key] = self.decode(v, old.get(key, _MISSING), place)
+        attributes, before = vars(there), dict(vars(there))
+        skipped = _skipped(there)
+        for name in before:
+            if name not in node.content and name not in skipped:
+                del attributes[name]
+        for name, value in node.content.items():
+            attributes[name] = self.decode(value, before.get(name, _MISSING), f"{path}.{name}")
         return there
 
     def _module(self, node: Node, there: Any, path: str) -> nn.Module:
