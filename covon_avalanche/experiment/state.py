@@ -52,7 +52,7 @@ _NOT_STORED_TYPES = (
 )
 # Modules whose classes a file may name.
 _TRUSTED = (
-    *("avalanche.", "torch.utils.data.", "covon_avalanche.evaluation."),
+    *("avalanche.", "torch.utils.data.dataset.", "covon_avalanche.evaluation."),
     *("covon_avalanche.posterior.gaussian.", "covon_avalanche.optim.", "covon_avalanche.plugins."),
     "covon_avalanche.merging.alignment.",
 )

@@ -141,7 +141,8 @@ class MixtureSelector(DomainSelector):
 
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):  # see cosines
-            return F.linear(F.normalize(features.float()), self.weight, self.bias).argmax(1)
+            weight, bias = self.weight.float(), self.bias.float()
+            return F.linear(F.normalize(features.float()), weight, bias).argmax(1)
 
     def fit(self, domain: int, features: Tensor) -> None:
         """Train with the domain's features, and store their mixture."""

@@ -131,7 +131,7 @@ def _row(result: Result) -> dict[str, Any]:
 def _mean_flops(result: Result) -> float:
     """Over all domains; RanPAC trains its adapter in the first one only. NaN without training."""
     flops = result.flops_per_image
-    return sum(flops) / len(result.train_seconds) if flops else math.nan
+    return sum(flops) / max(len(flops), len(result.train_seconds)) if flops else math.nan
 
 
 def _growth(by_domain: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ from avalanche.training.utils import ParamData
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data.datapipes.iter import FileOpener
 from toys import toy_benchmark
 
 from covon_avalanche.experiment.state import Node, StateError, benchmark_data, capture, restore
@@ -278,6 +279,7 @@ def test_another_model_is_refused():
         Node("partial", content=[Node("function", "os:system"), ["x"], {}]),
         Node("defaultdict", Node("function", "os:system"), {}),
         Node("object", "subprocess:Popen", {}),
+        Node("object", f"{FileOpener.__module__}:{FileOpener.__name__}", {}),
         Node("object", "covon_avalanche.experiment.cluster:ClusterRun", {}),
         Node("object", "covon_avalanche.posterior.gaussian:Tensor", {}),
         Node("object", "covon_avalanche.posterior.gaussian:dataclass", {}),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor
+from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments
 
 
 def one_weight(value, grad):
@@ -118,3 +118,13 @@ def test_importance_of_another_module_is_an_error():
     says = "none of the anchor's parameters, got 'module.weight' and not '(weight|bias)'"
     with pytest.raises(ValueError, match=says):
         anchor.add(wrapped)
+
+
+def test_the_second_moments_of_adam_are_unbiased():
+    model = one_weight(1.0, 3.0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert adam_second_moments(model.named_parameters(), optimizer) == {}
+    for _ in range(3):
+        optimizer.step()
+    found = adam_second_moments(model.named_parameters(), optimizer)
+    assert found["weight"].item() == pytest.approx(9.0)
