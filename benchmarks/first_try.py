@@ -47,6 +47,7 @@ BESIDE = (
     *(f"avalanche-{name}" for name in ("lwf", "ewc", "si")),
     "lwf",
     "ewc",
+    "si",
     "ewc-star",
     "ada-reg",
     "evcl",
