@@ -211,6 +211,23 @@ class AGEM(FromAvalanche):
     class_path = f"{_STRATEGIES}:AGEM"
 
 
+class DER(WithOptimizer):
+    """Dark Experience Replay; DER++ with ``beta``."""
+
+    kind: Literal["der"]
+    mem_size: PositiveInt = 200
+    batch_size_mem: PositiveInt | None = None
+    """Stored images per step; as many as ``train_mb_size`` by default."""
+    alpha: NonNegativeFloat = 0.1
+    """Weight of the difference of logits."""
+    beta: NonNegativeFloat = 0.5
+    """Weight of the loss of stored images."""
+    class_path = "covon_avalanche.plugins:DERPlugin"
+    class_arguments = ("mem_size", "batch_size_mem", "alpha", "beta")
+    stores_examples: ClassVar[bool] = True
+    not_searched = frozenset({"batch_size_mem", "mem_size"})
+
+
 class ERACE(WithOptimizer):
     """ER-ACE: replay with an asymmetric cross-entropy."""
 
@@ -219,21 +236,9 @@ class ERACE(WithOptimizer):
     batch_size_mem: PositiveInt | None = None
     """Stored images per step; as many as ``train_mb_size`` by default."""
     class_path = "covon_avalanche.strategies:ERACEStrategy"
-    class_arguments: ClassVar[tuple[str, ...]] = ("mem_size", "batch_size_mem")
+    class_arguments = ("mem_size", "batch_size_mem")
     stores_examples: ClassVar[bool] = True
     not_searched = frozenset({"batch_size_mem", "mem_size"})
-
-
-class DER(ERACE):
-    """Dark Experience Replay; DER++ with ``beta``."""
-
-    kind: Literal["der"]  # type: ignore[assignment]
-    alpha: NonNegativeFloat = 0.1
-    """Weight of the difference of logits."""
-    beta: NonNegativeFloat = 0.5
-    """Weight of the loss of stored images."""
-    class_path = "covon_avalanche.plugins:DERPlugin"
-    class_arguments = ("mem_size", "batch_size_mem", "alpha", "beta")
 
 
 _imported: dict[str, str] = {}  # source hashes, because Python imports a module only once
