@@ -53,8 +53,8 @@ class Trial(RunFolder):
         """Compare the mean accuracy on the domains so far with those of the others, after a third
         of the domains at the earliest and not after the last.
 
-        A trial that learns less at first may forget less, or the other way round: being below the
-        others is not enough. Accuracy seldom rises with the number of domains, though.
+        A trial that is below the others now may forget less later. It must therefore also be below
+        their best A_T, because accuracy seldom rises with more domains.
 
         :raises Pruned: if it is below their median after as many domains, and below their best A_T.
         """

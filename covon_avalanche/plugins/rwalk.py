@@ -25,7 +25,7 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
         F <- fisher_decay * (mean of g² over the steps) + (1 - fisher_decay) * F
 
     with the gradient ``g`` of the loss without the penalty, and ``path`` as in :class:`SIPlugin`.
-    ``F`` is kept from task to task, and is the mean of g² of the very first steps in both lines;
+    ``F`` is kept from task to task; in the very first window it is the mean of g² of that window.
     ``s`` is the first task's ``s'``, then averaged with that of each new task. Chaudhry et al.,
     "Riemannian Walk for Incremental Learning" (ECCV 2018); written from the formulas of the paper
     and of the authors' code (github.com/facebookresearch/agem). As in that code, the distance has

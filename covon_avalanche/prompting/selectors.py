@@ -17,8 +17,8 @@ _COMPONENTS = 2  # Gaussians per domain; fewer for a domain with fewer images
 
 
 def cosines(features: Tensor, vectors: Tensor) -> Tensor:
-    """Cosine similarities of shape (batch, vectors), in float32 also under autocast: bfloat16 would
-    round those that decide between domains, prompts or classes to ties."""
+    """Cosine similarities of features, (batch, width), with vectors, (number, width): (batch,
+    number). In float32 under autocast, too, where bfloat16 would round close ones to ties."""
     with torch.autocast(features.device.type, enabled=False):
         return F.normalize(features.float()) @ F.normalize(vectors.float(), dim=-1).T
 
