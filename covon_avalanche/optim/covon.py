@@ -544,8 +544,9 @@ class CoVON(PosteriorOptimizer):
         for (name, p, *_), buffer in zip(params, buffers.values(), strict=True):
             assert p.grad is not None
             sample = record.statistic(p) if averaged else buffer.content
-            samples[p] = match_layout(sample, p, name, "the sample", bfloat16)
-            grads[p] = match_layout(p.grad, p, name, "the gradient", bfloat16)
+            for found, value, what in (samples, sample, "sample"), (grads, p.grad, "gradient"):
+                fits = buffer.fits(value)
+                found[p] = value if fits else match_layout(value, p, name, what, bfloat16)
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT

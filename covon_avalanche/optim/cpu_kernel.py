@@ -31,7 +31,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from covon_avalanche.optim.natural_units import AVERAGING, inverse_rms
+from covon_avalanche.optim.natural_units import AVERAGING
 
 GROUP = 1024
 _HALF = GROUP // 2
@@ -110,15 +110,11 @@ def step(
     table = _addresses(means, samples, grads, momenta, hessians, prior_means, prior_precisions)
     squared, factors = hess_approx == "gradsq", np.ones(len(means), f32)
     if step_squares is not None:
-        tiles_of = -(-table[0] // _TILE)
-        sums = np.zeros(int(tiles_of.sum()))  # of tiles, added in order, whatever the threads
+        sums = np.zeros(int((-(-table[0] // _TILE)).sum()))  # of tiles, whatever the threads
         of_hess = ess, 1 - beta2, batch_size, retraction, prior0
         _run(_step_squares, table, sums, squared, *map(f32, of_hess))
-        squares = np.add.reduceat(sums, np.cumsum(tiles_of) - tiles_of) / table[0]
-        running = torch.stack(step_squares)
-        running.lerp_(torch.from_numpy(squares.astype(f32)), 1 - AVERAGING)
-        torch._foreach_copy_(step_squares, list(running.unbind()))
-        factors = inverse_rms(running, 1 - AVERAGING**i).numpy()
+        running = _addresses(step_squares)[1]
+        _inverse_rms(table[0], sums, running, f32(1 - AVERAGING), f32(1 - AVERAGING**i), factors)
     _run(_step, table, factors, step_squares is not None, squared, *map(f32, settings))
 
 
@@ -127,13 +123,13 @@ def _addresses(*columns: list[Tensor] | float) -> np.ndarray:
     bfloat16, 0 for a number."""
     first = columns[0]
     assert isinstance(first, list)
-    addresses = [
-        [t.data_ptr() * (-1 if t.dtype == torch.bfloat16 else 1) for t in column]
-        if isinstance(column, list)
-        else [0] * len(first)
-        for column in columns
-    ]
-    return np.array([[t.numel() for t in first], *addresses], i64)
+    table = np.zeros((1 + len(columns), len(first)), i64)
+    table[0] = [t.numel() for t in first]
+    for row, column in zip(table[1:], columns, strict=True):
+        if isinstance(column, list):
+            row[:] = [t.data_ptr() for t in column]
+            row[[t.dtype == torch.bfloat16 for t in column]] *= -1
+    return table
 
 
 def _run(kernel: Callable, table: np.ndarray, *arguments: object) -> None:
@@ -376,6 +372,20 @@ def _step_squares(
             sums[tile] += _step_squares_of_group(True, *arrays, *settings)
         else:
             sums[tile] += _step_squares_of_group(False, *arrays, *settings)
+
+
+@njit(fastmath={"contract"}, **OPTIONS)
+def _inverse_rms(sizes, sums, running, weight, correction, factors):
+    """Average each parameter's squared raw steps, and see ``natural_units.inverse_rms``."""
+    tile = 0
+    for k in range(len(sizes)):
+        total = 0.0
+        for _ in range(0, sizes[k], _TILE):
+            total += sums[tile]
+            tile += 1
+        square = _array_at(running[k], 1)
+        square[0] += weight * (f32(total / sizes[k]) - square[0])
+        factors[k] = np.sqrt(correction / square[0]) if square[0] > 0 else f32(0)
 
 
 @njit(**_INLINED)
