@@ -19,7 +19,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 #: data_loading do not import Avalanche.
 LAYERS = """
     did_you_mean module_hooks
-    atomic_write checks domain_orders last_layer presets safe_text
+    atomic_write checks domain_orders float64 last_layer presets safe_text
     posterior
     optim
     closed_form merging prompting

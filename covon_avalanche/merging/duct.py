@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive
+from covon_avalanche.float64 import in_double
 from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.domain_heads import DomainHeads
 from covon_avalanche.merging.rule import Batches
@@ -130,7 +131,7 @@ class DUCT(DomainHeads):
         if self.class_means is None:
             raise ValueError("the class means are not kept: pass keep_means=True")
         for label in labels.unique().tolist():
-            mean = features[labels == label].double().mean(0)
+            mean = in_double(features[labels == label]).mean(0)
             self.class_means[int(self.domains) - 1, label] = mean.to(self.class_means)
 
     @torch.no_grad()

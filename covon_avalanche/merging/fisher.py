@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covon_avalanche.checks import check_fraction
+from covon_avalanche.float64 import in_double
 from covon_avalanche.merging.rule import MergeRule, Task, in_shape
 from covon_avalanche.posterior.fisher import (
     Criterion,
@@ -73,7 +74,7 @@ class FisherMerge(MergeRule):
             fisher = expected_squared_gradients(task.model, task.batches())
         else:
             fisher = squared_example_gradients(task.model, task.batches(), self.criterion)
-        squares = sum(float(f.double().square().sum()) for f in fisher.values())
+        squares = sum(float(in_double(f).square().sum()) for f in fisher.values())
         norm = max(math.sqrt(squares), _FLOOR)
         return {name: f.clamp(min=_FLOOR) / norm for name, f in fisher.items()}
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from covon_avalanche.float64 import in_double
 from covon_avalanche.merging.layers import as_rows, layer_names
-from covon_avalanche.merging.linalg import in_double, mean_diagonals, with_ridge
+from covon_avalanche.merging.linalg import mean_diagonals, with_ridge
 from covon_avalanche.merging.regmean import RegMean
 from covon_avalanche.merging.rule import Batch, Task
 from covon_avalanche.module_hooks import module_hooks

@@ -11,11 +11,6 @@ weights grow from merge to merge in directions with little variance, in layers w
 few examples (``docs/merging.md``)."""
 
 
-def in_double(tensor: Tensor) -> Tensor:
-    """Convert to float64, on the CPU instead of Apple's GPUs, which do not support it."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
 def mean_diagonals(matrices: Tensor) -> Tensor:
     """Mean diagonals of matrices of shape (groups, d, d), in the shape (groups, 1, 1)."""
     return matrices.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_fraction
+from covon_avalanche.float64 import in_double
 from covon_avalanche.merging.layers import as_rows, from_rows, merged_layers, own_parameters
-from covon_avalanche.merging.linalg import in_double, with_ridge
+from covon_avalanche.merging.linalg import with_ridge
 from covon_avalanche.merging.rule import Batch, MergeRule, Task
 from covon_avalanche.merging.second_moments import input_second_moments
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.merging.linalg import in_double
+from covon_avalanche.float64 import in_double
 
 _SINKHORN_STEPS = 1000
 _SINKHORN_TOLERANCE = 1e-7

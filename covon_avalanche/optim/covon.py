@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_choice, check_positive
+from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim import multi_tensor, natural_units
 from covon_avalanche.optim.checks import check_betas, check_given, check_precisions
 from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
@@ -502,8 +503,8 @@ class CoVON(PosteriorOptimizer):
         for _, p, group, _ in params:
             precision = local(self._precision(p, group, train=True))
             if (precision > 0).all():  # else the draw raises
-                variance += (1 / precision).sum(dtype=torch.float64).item()
-                weights += local(p).square().sum(dtype=torch.float64).item()
+                variance += exact_sum(1 / precision).item()
+                weights += exact_sum(local(p).square()).item()
         if variance > weights > 0:
             natural = has_natural_units(params[0].group)
             advice = "lower noise" if natural else "raise ess, or leave it out"

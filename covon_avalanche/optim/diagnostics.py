@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim.hessian import HessApprox, ema_weights
 from covon_avalanche.optim.natural_units import ess_of, first_hess
 from covon_avalanche.optim.posterior_optimizer import Group, State, current_prior
@@ -73,11 +73,11 @@ def diagnose(
             elif grad is None:
                 single = math.nan
             else:
-                single = (grad.square() * precision).sum(dtype=torch.float64).item()
+                single = exact_sum(grad.square() * precision).item()
             noise += single / group["mc_samples"] * squared_weights
             pull += _squares((mean - m0) * (s0 / ess))
             data += _squares(momentum / (1 - beta1**step if group["debias"] else 1.0))
-            variance += (1 / precision).sum(dtype=torch.float64).item()
+            variance += exact_sum(1 / precision).item()
             weights += _squares(mean)
     return Diagnostics(
         hess_signal_to_noise=_ratio(learned, noise),
@@ -108,7 +108,7 @@ def warn_unless_learned(steps: int, found: Diagnostics) -> None:
 
 
 def _squares(x: Tensor) -> float:
-    return x.square().sum(dtype=torch.float64).item()
+    return exact_sum(x.square()).item()
 
 
 def _ratio(squares: float, others: float) -> float:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive
+from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim.sharding import local, sum_everywhere
 from covon_avalanche.presets import CLIP_RADIUS, FROM_SCRATCH, REPARAM
 
@@ -111,7 +112,7 @@ def ess_of(group: Group) -> float:
 
 def scale_of(p: Tensor) -> Tensor:
     """Root mean square of a parameter's entries, a scalar tensor; that of zeros counts as 0.01."""
-    squares = local(p).detach().square().sum(dtype=torch.float64)
+    squares = exact_sum(local(p).detach().square())
     total = sum_everywhere([squares], [p])[0]
     scale = (total / p.numel()).sqrt()
     return torch.where(scale < _ALMOST_ZERO, _SCALE_OF_ZEROS, scale).to(p.dtype)
@@ -136,7 +137,7 @@ def suitable_ess(
     :param precisions: of the posterior the gradients were drawn from, 1/weight².
     """
     parts = [
-        (local(g).to(s.dtype).square() / local(s)).sum(dtype=torch.float64)
+        exact_sum(local(g).to(s.dtype).square() / local(s))
         for g, s in zip(grads, precisions, strict=True)
     ]
     sums = sum_everywhere(parts, grads)

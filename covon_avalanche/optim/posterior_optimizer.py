@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from covon_avalanche.checks import check_positive, check_whole
+from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim.attachment import Attachment
 from covon_avalanche.optim.checks import (
     check_finite,
@@ -848,7 +849,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         if any(is_sharded(p) or p.is_meta or is_lazy(p) for p in trained):
             return None
         weights = {p: self.mean_of(p) for p in trained}
-        squares = [w.square().sum(dtype=torch.float64) for w in weights.values()]
+        squares = [exact_sum(w.square()) for w in weights.values()]
         values = torch.stack([s.to(squares[0].device) for s in squares]).tolist() if squares else []
         found = dict(zip(weights, values, strict=True))
         return [found.get(p, 0.0) for p in params]

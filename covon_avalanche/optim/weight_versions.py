@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim.samples import SampleBuffer, bump_versions
 from covon_avalanche.optim.sharding import local
 
@@ -63,5 +64,4 @@ class WeightVersions:
 
 def _first_sum(p: Tensor) -> Tensor:
     """The sum of a few entries, which tells weights apart; a scalar."""
-    total: Tensor = local(p).detach().flatten()[:16].sum(dtype=torch.float64)
-    return total
+    return exact_sum(local(p).detach().flatten()[:16])

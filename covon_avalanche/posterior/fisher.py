@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
+from covon_avalanche.float64 import in_double
 from covon_avalanche.module_hooks import module_hooks
 
 Batch = Sequence[Tensor]
@@ -158,7 +159,7 @@ def _add_expected(
             f"predicted labels need logits of shape (batch, classes), got {tuple(output.shape)}: "
             "pass a criterion, to use the data's labels"
         )
-    p = output.double().softmax(1)
+    p = in_double(output).softmax(1)
     passes = min(p.shape[1], _MOST_PASSES)
     drawn = torch.multinomial(p.cpu(), passes, replacement=True, generator=generator).to(p.device)
     for i in range(passes):
@@ -166,7 +167,8 @@ def _add_expected(
         weight = p[:, i] if passes == p.shape[1] else torch.full_like(p[:, i], 1 / passes)
         # Cross-entropy is linear in the target, whose scale is squared with the gradient.
         target = F.one_hot(label, p.shape[1]) * weight.sqrt()[:, None]
-        rows = [x, target.to(torch.promote_types(output.dtype, torch.float32)), *more]
+        dtype = torch.promote_types(output.dtype, torch.float32)
+        rows = [x, target.to(dtype).to(output.device), *more]
         _add_example_gradients(model, sums, rows, criterion, size=torch.square)
 
 

@@ -158,7 +158,7 @@ class MixtureSelector(DomainSelector):
         n = min(_COMPONENTS, len(features))
         # sklearn decomposes in the precision of the data: single is too little for wide features
         mixture = GaussianMixture(n, init_params="kmeans", random_state=0)
-        mixture.fit(features.double().cpu().numpy())
+        mixture.fit(features.cpu().double().numpy())
         self.log_shares[domain] = -torch.inf
         self.log_shares[domain, :n] = torch.from_numpy(mixture.weights_).log()
         self.means[domain, :n] = torch.from_numpy(mixture.means_)
