@@ -21,14 +21,16 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
     """Re-estimate the running statistics at the present weights.
 
     They become the plain average over the batches, as in ``torch.optim.swa_utils.update_bn``,
-    but dropout is off, and layers that stay in eval mode or receive no batch keep their
-    statistics, as all layers do if the pass is interrupted. Without batch norm there is no pass.
+    but dropout is off, and layers that receive no batch, stay in eval mode, or are in eval mode
+    while the model is in training mode, keep their statistics, as all layers do if the pass is
+    interrupted. Without batch norm there is no pass.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because
         variances are computed within a batch.
     """
     with in_mode(model, train=True):
-        norms = [norm for norm in batch_norms(model) if norm.training]
+    frozen = {norm for norm in batch_norms(model) if model.training and not norm.training}
+        norms = [norm for norm in batch_norms(model) if norm.training and norm not in frozen]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]

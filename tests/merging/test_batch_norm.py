@@ -6,6 +6,7 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from toys import adamw, columns, make_naive, make_strategy, same, toy_benchmark, toy_model
 
@@ -125,3 +126,23 @@ def test_no_pass_without_batch_norm_and_no_update_within_a_task(monkeypatch):
     monkeypatch.setattr(rule, "update_batch_norm", lambda *_: pytest.fail("a pass"))
     strategy = make_strategy("covon", network(), consolidate_every=2)
     strategy.train(toy_benchmark().train_stream[0])
+
+
+class FreezeSecond(SupervisedPlugin):
+    """Puts a layer into eval mode in each iteration, as people freeze it."""
+
+    def before_training_iteration(self, strategy, **kwargs):
+        strategy.model[5].eval()
+
+
+@pytest.mark.parametrize("with_covon", [True, False])
+def test_layers_in_eval_mode_while_the_model_trains_keep_theirs(with_covon):
+    model = network()
+    model[5].running_mean.fill_(3.0)
+    if with_covon:
+        strategy = make_strategy("covon", model, plugins=[FreezeSecond()])
+    else:
+        strategy = make_naive(model, adamw(model), MergePlugin(RegMean()), FreezeSecond())
+    strategy.train(toy_benchmark().train_stream[0])
+    assert (model[5].running_mean == 3).all()
+    assert int(model[1].num_batches_tracked) == 3
