@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from covon_avalanche.posterior.fisher import in_mode
+from covon_avalanche.posterior.fisher import checked, in_mode
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -27,9 +27,10 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because
         variances are computed within a batch.
+    :raises ValueError: for batches in another format, or without examples.
     """
-    with in_mode(model, train=True):
     frozen = {norm for norm in batch_norms(model) if model.training and not norm.training}
+    with in_mode(model, train=True):
         norms = [norm for norm in batch_norms(model) if norm.training and norm not in frozen]
     if not norms:
         return
@@ -42,7 +43,7 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
                 norm.train()
                 norm.reset_running_stats()
                 norm.momentum = None  # torch's setting for a plain average
-            for x, _, *more in batches:
+            for x, _, *more in checked(batches):
                 model(x, *more)
             complete = True
         finally:

@@ -129,8 +129,6 @@ class CoFiMA(FisherMerge):
                     if gradient is not None:
                         total += gradient.square()
                 batches += 1
-        if batches == 0:
-            raise ValueError("the Fisher needs at least one example, got none")
         means = {name: (total / batches).clamp(max=_MOST_FISHER) for name, total in sums.items()}
         return {name: mean.to(parameters[name].dtype) for name, mean in means.items()}
 

@@ -17,7 +17,7 @@ from covon_avalanche.optim import CoVON, PosteriorOptimizer
 from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.sharding import local
-from covon_avalanche.posterior.fisher import Batch
+from covon_avalanche.posterior.fisher import Batch, checked
 from covon_avalanche.posterior.gaussian import embed
 
 Batches = Callable[[], Iterable[Batch]]
@@ -72,10 +72,13 @@ class Task:
         return {n: self.mean_of(p) for n, p in self.model.named_parameters() if p.requires_grad}
 
     def batches(self) -> Iterable[Batch]:
-        """Start a pass over the task's data."""
+        """Start a pass over the task's data.
+
+        :raises ValueError: without data, or for batches in another format.
+        """
         if self._batches is None:
             raise ValueError("this merge rule needs the task's data: pass batches")
-        return self._batches()
+        return checked(self._batches())
 
 
 class MergeRule(ABC):

@@ -97,12 +97,30 @@ def _average(add: Add, model: nn.Module, batches: Iterable[Batch], criterion: Cr
     sums = zero_sums(model)
     examples = 0
     with in_mode(model, train=False):
-        for batch in batches:
+        for batch in checked(batches):
             add(model, sums, batch, criterion)
             examples += len(batch[1])
-    if examples == 0:
-        raise ValueError("the Fisher needs at least one example, got none")
     return {n: (total / examples).to(model.get_parameter(n).dtype) for n, total in sums.items()}
+
+
+def checked(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The same batches.
+
+    :raises ValueError: for one in another format, or if there are none.
+    """
+    batch: Batch | None = None
+    for batch in batches:
+        if not isinstance(batch, Sequence) or len(batch) < 2:
+            kind = type(batch).__name__
+            raise ValueError(
+                f"a batch must be (input, target, *more), for model(input, *more), got a {kind}"
+            )
+        yield batch
+    if batch is None:
+        raise ValueError(
+            "a pass over the data needs at least one example, got none: has the loader fewer than "
+            "a batch (drop_last=True), or was an iterator used a second time?"
+        )
 
 
 def zero_sums(model: nn.Module) -> Sums:

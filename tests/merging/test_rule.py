@@ -279,3 +279,36 @@ def test_weights_before_the_task_have_the_models_shapes_and_new_entries_its_valu
     assert torch.equal(task.before["bias"], model.bias)
     with pytest.raises(ValueError, match=r"'weight' cannot be merged: .* does not fit"):
         _ = Task(model, {"weight": torch.zeros(4, 2)}).before
+
+
+WRONG_BATCHES = {
+    "of Hugging Face": [{"input_ids": torch.ones(2, 4), "labels": torch.zeros(2)}],
+    "without target": [[torch.ones(2, 4)]],
+    "a tensor": torch.ones(1, 2, 4),
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", ["regmean", "kfac", "fisher", "cofima"])
+@pytest.mark.parametrize("batches", WRONG_BATCHES.values(), ids=WRONG_BATCHES)
+def test_wrong_or_no_batches_are_named_and_nothing_is_merged(name, batches, linear):
+    rule, optimizer = RULES[name](), torch.optim.SGD(linear.parameters(), lr=0.1)
+    good = [(torch.ones(2, 4), torch.zeros(2, dtype=torch.long))]
+    merge_into(linear, optimizer, rule, before=weights(linear), batches=lambda: good)
+    left, memory = weights(linear), remembered(rule)
+    what = "one example, got none" if len(batches) == 0 else "batch must be .input, target, .more."
+    with pytest.raises(ValueError, match=what):
+        merge_into(linear, optimizer, rule, before=left, batches=lambda: batches)
+    assert same(weights(linear), left)
+    assert same(remembered(rule), memory)
+
+
+def test_an_iterator_that_is_used_up_is_an_error():
+    """RegMean passes twice over a task's data, and would keep none of its moments."""
+    model, rule = nn.Linear(4, 3), RegMean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pass_twice = iter([(torch.ones(2, 4), torch.zeros(2))] * 2)
+    merge_into(model, optimizer, rule, before=weights(model), batches=lambda: pass_twice)
+    again = iter([(torch.ones(2, 4), torch.zeros(2))])
+    with pytest.raises(ValueError, match="an iterator used a second time"):
+        merge_into(model, optimizer, rule, before=weights(model), batches=lambda: again)
