@@ -33,7 +33,12 @@ class Attachment:
         return Attachment, ()  # copies are not attached
 
     def to(self, model: nn.Module) -> None:
-        """Register the hooks."""
+        """Register the hooks, in place of those of another optimizer of the same parameters, such
+        as that of a notebook's cell before it was run again."""
+        for hook in [*model._forward_pre_hooks.values()]:
+            other = getattr(hook, "__self__", None)
+            if isinstance(other, Attachment) and other._parameters() & self._parameters():
+                other.remove()
         self.is_attached = True
         enter = self._hooks.enter_context
         enter(model.register_forward_pre_hook(self._before_forward, prepend=True))
@@ -70,6 +75,10 @@ class Attachment:
         sample, self._sample = self._sample, None
         if sample is not None:
             sample.__exit__(RuntimeError, RuntimeError("the step was not completed"), None)
+
+    def _parameters(self) -> set[Tensor]:
+        groups = self._optimizer.param_groups if self._optimizer is not None else ()
+        return {p for group in groups for p in group["params"]}
 
     @torch.compiler.disable
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:

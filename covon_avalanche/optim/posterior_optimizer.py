@@ -233,7 +233,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         evaluations (``model.eval()`` or ``torch.no_grad()``) and ``model.state_dict()`` see the
         mean, between micro-batches, too. An exception in the forward pass drops the sample. After
         one elsewhere, or a step that a ``GradScaler`` skips, the sample stays for the next step,
-        and :meth:`discard_samples` drops it. Copies and pickles are not attached.
+        and :meth:`discard_samples` drops it. Copies and pickles are not attached. Attaching another
+        optimizer of the same parameters detaches this one.
 
         :param model: the module that the loop calls, after ``torch.compile`` and
             DistributedDataParallel.

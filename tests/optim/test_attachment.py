@@ -323,6 +323,35 @@ def test_a_load_while_the_mean_is_evaluated_drops_the_sample(micro_batches):
         optimizer.step()
 
 
+def test_a_new_optimizer_takes_the_place_of_an_attached_one(micro_batches):
+    """A notebook's cell that is run again, here after an interrupt within a step."""
+    block = by_block(make_covon, micro_batches)
+    model = Net()
+    make_covon(model.named_parameters(), seed=9).attach(model)
+    model(micro_batches[0][0])
+    optimizer = make_covon(model.named_parameters(), seed=3)
+    optimizer.attach(model)
+    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
+    for step in range(2 * STEPS):
+        for x, y in micro_batches:
+            nll(model, (x, y))().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == STEPS - 1:
+            optimizer.consolidate()
+    assert_same(block, (model, optimizer))
+
+
+def test_optimizers_of_different_parameters_are_attached_side_by_side(micro_batches):
+    model = Net()
+    parts = [make_covon(model.layers[i].named_parameters()) for i in (0, 2)]
+    for optimizer in parts:
+        optimizer.attach(model)
+    nll(model, micro_batches[0])().backward()
+    for optimizer in parts:
+        optimizer.step()
+
+
 def test_copies_are_not_attached_and_not_made_within_a_step(micro_batches):
     model, optimizer = attached(make_covon, micro_batches)
     del model.seen[:]
