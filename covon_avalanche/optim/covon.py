@@ -716,7 +716,14 @@ class CoVON(PosteriorOptimizer):
         self._check_consolidation()
         group = self.param_groups[0]
         needs_size = self.hess_approx == "gradsq" or has_natural_units(group)
-        if needs_size and group["batch_size"] is None:
+        in_task = [n for n in self._named_params() if "hess" in self.state.get(n.param, {})]
+        if self.state and not in_task and merge != "none":
+            warnings.warn(
+                "no step was made since the last consolidation, so there is nothing to merge: had "
+                "the loader no batches (drop_last=True)?",
+                stacklevel=2,
+            )
+        elif needs_size and group["batch_size"] is None:
             warnings.warn(
                 "batch_size is not set, so the pull toward the prior in the next task is that of "
                 "batch_size=1: pass the number of examples per step, CoVON(..., batch_size=...)",
@@ -726,7 +733,6 @@ class CoVON(PosteriorOptimizer):
         instead = {key: value for key, value in given.items() if value is not None}
         for key, value in instead.items():
             check_gamma(value, key)
-        in_task = [n for n in self._named_params() if "hess" in self.state.get(n.param, {})]
         trained = in_task if merge != "none" else []
         replace = merge == "replace"
         steps = max((self.state[named.param]["step"] for named in trained), default=0)

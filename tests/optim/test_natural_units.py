@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy_optimizers import equal, nll, record_sample, step_on, train_step, train_task
+from toy_optimizers import equal, nll, record_sample, same, step_on, train_step, train_task
 
 from covon_avalanche import DiagGaussian
 from covon_avalanche.optim import CoVON
@@ -149,6 +149,20 @@ def test_a_task_that_ends_without_a_batch_size_is_a_warning(settings):
     assert ("batch_size is not set" in str([w.message for w in caught])) == (
         "batch_size" not in settings
     )
+
+
+def test_a_task_without_a_step_is_not_merged_and_raises_a_warning():
+    """As with a loader that drops its only, incomplete batch."""
+    model = network()
+    optimizer = make(model.named_parameters(), batch_size=48)
+    train_task(optimizer, model, task(0))
+    before = optimizer.posterior()
+    with pytest.warns(UserWarning, match="no step was made since the last"):
+        optimizer.consolidate()
+    assert same(optimizer.posterior().precision, before.precision)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.consolidate("none")
 
 
 # The step ---------------------------------------------------------------------------------
