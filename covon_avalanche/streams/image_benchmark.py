@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -112,12 +113,17 @@ def image_benchmark(
         return {key: cached(some, cache, cache_size, "-".join(key)) for key, some in images.items()}
 
     read = Decoder()  # of all images: it warns once
+    both = ("train", train), ("test", test)
     images = {
         (stream, name): ImageFiles(some.names, some.labels, read, some.groups)
-        for stream, domains in (("train", train), ("test", test))
+        for stream, domains in both
         for name, some in domains.items()
     }
     _check_distinct(images, classes)
+    labels = {s: {i for n in domains for i in images[s, n].labels} for s, domains in both}
+    if unknown := sorted(labels["test"] - labels["train"]):
+        names = [classes[label] for label in unknown]
+        warnings.warn(f"the classes {names} have test images, but none for training", stacklevel=3)
     limits = dict.fromkeys(("train", "valid", "test"), limit)
     if train_limit is not None:
         limits["train"] = train_limit if limit is None else min(limit, train_limit)
@@ -157,8 +163,9 @@ def image_benchmark(
 def _warn_of_case(what: str, names: Iterable[str]) -> None:
     known: dict[str, str] = {}
     for name in names:
-        if (other := known.setdefault(name.casefold().strip(), name)) != name:
-            only = "case" if name.strip() == name and other.strip() == other else "spaces or case"
+        plain = re.sub(r"[\s_-]+", " ", name.casefold()).strip()
+        if (other := known.setdefault(plain, name)) != name:
+            only = "case" if name.casefold() == other.casefold() else "spaces or case"
             warnings.warn(f"the {what} {other!r} and {name!r} differ in {only} only", stacklevel=4)
 
 

@@ -205,6 +205,26 @@ def test_labels_that_differ_in_spaces_only_raise_a_warning(tmp_path):
         DomainFolders(tmp_path / "t.csv")
 
 
+def test_class_folders_that_differ_in_an_underscore_only_raise_a_warning(tmp_path):
+    """As those of Office-Home and DomainNet from different sources."""
+    pictures(tmp_path, "day/alarm clock", "night/Alarm_Clock")
+    both = "'Alarm_Clock' and 'alarm clock' differ in spaces or case only"
+    with pytest.warns(UserWarning, match=both):
+        DomainFolders(tmp_path)
+
+
+def test_classes_that_only_test_images_have_raise_a_warning(tmp_path):
+    """As a class folder that is spelt otherwise in one of the splits."""
+    pictures(tmp_path, "train/day/dog", "test/day/dog", "test/day/dogs", "train/night/dog")
+    pictures(tmp_path, "test/night/dog")
+    with pytest.warns(UserWarning, match=r"classes \['dogs'\] have test images, but none for "):
+        DomainFolders(tmp_path)
+    pictures(tmp_path, "train/night/dogs")  # one domain is enough
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DomainFolders(tmp_path)
+
+
 @pytest.mark.parametrize("classes", [None, ["cat", "dog"]])
 def test_a_class_folder_with_files_that_are_no_images_is_refused(tmp_path, classes):
     pictures(tmp_path, "day/dog", "night/dog")
