@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from itertools import count
@@ -159,12 +159,12 @@ def choose_gpu(number: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number % n]
 
 
+@cache
 def ignore_imports_in_gc() -> None:
     """Exempt what a worker has imported from garbage collection, which precedes every run: half a
     million objects that stay take 0.3 s each time."""
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
 
 
 def import_avalanche() -> None:
