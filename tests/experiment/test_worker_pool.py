@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from terminal import in_a_terminal
+from terminal import in_a_terminal, wait_until
 
+import covon_avalanche.experiment.run  # noqa: F401 (and Avalanche, before processes are forked)
 from covon_avalanche.experiment.worker_pool import WorkerPool, choose_gpu, default_processes
 
 WARNING = """
@@ -95,15 +96,31 @@ def test_a_library_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
         pool.submit(int).result()
 
 
+COMMAND = """
+import sys, time
+from pathlib import Path
+from covon_avalanche.experiment.worker_pool import WorkerPool
+
+def work(file):
+    Path(file).touch()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with WorkerPool(1) as pool:
+        pool.submit(work, sys.argv[1])
+"""
+
+
 def test_workers_end_when_only_the_command_is_killed(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "covon_avalanche", "run", "permuted-digits"]
-    command += ["--strategies", "finetune", "--epochs", "9999", "--jobs", "1"]
-    with in_a_terminal([*command, "--out", str(tmp_path)]) as covon:
-        while not list(tmp_path.rglob("metrics.jsonl")):
-            assert covon.poll() is None
-            time.sleep(0.1)
-        covon.kill()
-        covon.communicate(timeout=30)  # its output ends when the last that may write is gone
+    (tmp_path / "avalanche/evaluation").mkdir(parents=True)
+    for file in ("__init__", "evaluation/__init__", "evaluation/metrics"):  # to be imported at once
+        (tmp_path / f"avalanche/{file}.py").touch()
+    (tmp_path / "command.py").write_text(COMMAND)
+    begun = tmp_path / "begun"
+    with in_a_terminal([sys.executable, str(tmp_path / "command.py"), str(begun)]) as command:
+        assert wait_until(begun.exists)
+        command.kill()
+        command.communicate(timeout=30)  # its output ends when the last that may write is gone
 
 
 @pytest.mark.usefixtures("forked")

@@ -14,31 +14,24 @@ pytestmark = pytest.mark.skipif(
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=two_gpus)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, device):
-    """What each of two processes finds."""
-    pytest.importorskip("timm", reason="needs the extra vision")
-    path = tmp_path_factory.mktemp("processes")
-    in_two_processes(work, str(path), device)
-    return path
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*KINDS, *MIXED])
-def test_two_processes_equal_one(kind, folder, device):
-    alone = train(kind, device=device)
-    for rank in range(2):
-        found = torch.load(folder / f"{kind} {rank}")
-        torch.testing.assert_close(found["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
-        assert found["rows"] == alone["rows"]
-        assert found["classes"] == pytest.approx(alone["classes"])
-        assert found["counts"] == [IMAGES] * 3
-        assert found["nll"] == pytest.approx(alone["nll"], rel=1e-4)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=two_gpus)])
+def test_two_processes_equal_one(device, tmp_path):
+    """All kinds in the same two processes."""
+    pytest.importorskip("timm", reason="needs the extra vision")
+    in_two_processes(work, str(tmp_path), device)
+    for kind in (*KINDS, *MIXED):
+        alone = train(kind, device=device)
+        for rank in range(2):
+            found = torch.load(tmp_path / f"{kind} {rank}")
+            torch.testing.assert_close(
+                found["weights"], alone["weights"], rtol=1e-4, atol=1e-5,
+                msg=lambda text, kind=kind: f"{kind}: {text}",
+            )  # fmt: skip
+            assert (kind, found["rows"]) == (kind, alone["rows"])
+            assert (kind, found["counts"]) == (kind, [IMAGES] * 3)
+            for numbers, rel in (("classes", 1e-6), ("nll", 1e-4)):
+                assert found[numbers] == pytest.approx(alone[numbers], rel=rel), kind
 
 
 @pytest.mark.filterwarnings("ignore")
