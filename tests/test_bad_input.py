@@ -10,14 +10,17 @@ from urllib.error import URLError
 import pytest
 from made_up_results import made_up
 from miniature import pacs
-from small_recipes import STRATEGIES, saved, small_recipe
+from small_recipes import FEW, STRATEGIES, saved, small_recipe
 from terminal import covon
 
 from covon_avalanche.cli import options
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import RunFolder
 
-pytestmark = [pytest.mark.usefixtures("in_this_process"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.usefixtures("in_this_process", "undrawn"),
+    pytest.mark.filterwarnings("ignore"),
+]
 DIGITS = {"name": "PermutedDigits", "n_experiences": 2}
 HELD_OUT = {**DIGITS, "validation_size": 0.2}
 PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
@@ -201,7 +204,7 @@ def test_downloads_are_announced_by_a_dry_run_and_may_fail(
 def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     pacs(tmp_path / "data/PACS")
-    recipe = write(tmp_path, stream=PACS, model=NETWORK, train_mb_size=2)
+    recipe = write(tmp_path, stream=PACS | {"limit": 1}, model=NETWORK, train_mb_size=2)
     command = ["run", recipe, "--out", tmp_path / "out", "--jobs", 1]
     done = covon(*command, "--dataset-root=~/data")
     assert done.exit_code == 0, done.output
@@ -311,7 +314,7 @@ def test_files_that_cannot_be_written(tmp_path):
 )
 def test_what_cannot_be_written_at_the_end(tmp_path, command, name):
     (tmp_path / "out" / name / "in the way").mkdir(parents=True)
-    recipe = write(tmp_path, stream=HELD_OUT if command == "search" else DIGITS)
+    recipe = write(tmp_path, stream=FEW)
     trials = ["--trials", "1"] if command == "search" else []
     sentence = refused(command, recipe, *trials, "--out", tmp_path / "out", "--jobs", 1)
     assert f"cannot read or write {tmp_path / 'out' / name}: " in sentence

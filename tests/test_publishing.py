@@ -105,7 +105,7 @@ def here(tmp_path, monkeypatch):
     return home
 
 
-def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here):
+def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here, request):
     data = here / "data"
     torch.save(create_backbone("squeezenet", 3).state_dict(), data / "start.pth")
     stream = {"name": "DomainFolders", "folder": str(data / "pictures"), "image_size": 32,
@@ -120,6 +120,7 @@ def test_nothing_that_is_published_tells_users_hosts_paths_or_passwords(here):
     assert str(data) in folder.result_file.read_text()  # which stays on the machine
 
     assert covon("report", "runs", "-o", "report", "--zip").exit_code == 0
+    request.getfixturevalue("undrawn")
     assert covon("report", "runs", "-o", "named", "--title", f"Mine, {data}").exit_code == 0
     published = [here / "report.zip", *(here / "report").rglob("*.*"), here / "named/index.html"]
     published += [*(folder.path / "bundle").iterdir(), *(folder.path / "tensorboard").iterdir()]
@@ -172,6 +173,7 @@ def test_absolute_paths_are_found_wherever_they_begin(text, shared):
     assert re.fullmatch(re.escape(shared) + digest, found)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_on_other_folders_of_the_same_name_stay_apart(here):
     own(here / "other/pictures", "plain")
     stream = {"name": "DomainFolders", "image_size": 32, "domains": ["day", "night"]}

@@ -16,7 +16,7 @@ from covon_avalanche.streams import PermutedDigits
 
 
 def digits():
-    return PermutedDigits(2, validation_size=100).train_stream[1].dataset
+    return PermutedDigits(2, validation_size=1235).train_stream[1].dataset
 
 
 def tensors(n=50, transform=None):

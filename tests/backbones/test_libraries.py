@@ -116,12 +116,13 @@ def activations(model):
 
 @pytest.mark.parametrize("weights", [None, "FILE"])
 def test_the_activation_is_that_of_the_weights_of_the_tag(tmp_path, weights, monkeypatch):
-    """The tags of one architecture, here of one layer, whose weights have the same shapes."""
+    """The tags of one architecture, here a small one, whose weights have the same shapes."""
     open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
     timm = pytest.importorskip("timm", reason="needs the extra vision")
     small = open_clip.get_model_config("ViT-B-32")
     for tower in ("vision_cfg", "text_cfg"):
         small[tower]["layers"] = 1
+    small["text_cfg"]["vocab_size"] = 99
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "ViT-B-32", small)
     monkeypatch.setattr(timm, "create_model", partial(timm.create_model, depth=1))
     for family, tags in (

@@ -9,7 +9,7 @@ import pytest
 from terminal import covon
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results(tmp_path, monkeypatch):
     """All its processes are killed, soon after the first has begun to work."""
 

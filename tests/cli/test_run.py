@@ -89,7 +89,7 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_run_of_another_process_is_waited_for_and_resumed_if_that_is_killed(
     arguments, tmp_path, monkeypatch
 ):
@@ -124,7 +124,7 @@ def test_two_machines_share_the_runs_of_a_folder(arguments, tmp_path):
     assert [json.loads(file.read_text(encoding="utf-8"))["starts"] for file in files] == [1] * 6
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, monkeypatch):
     repeated = ["--strategies", "covon", "--strategies", "finetune", "--seeds", "0", "--seeds", "1"]
     command = [*arguments, *repeated, "--dry-run"]
@@ -186,7 +186,7 @@ def test_a_dry_run_finds_what_would_stop_the_runs(arguments, settings, sentence,
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_dry_run_names_the_strategy_whose_class_raises_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -199,7 +199,7 @@ def test_a_dry_run_names_the_strategy_whose_class_raises_an_error(tmp_path, monk
     assert done.stderr == "covon: mine: KeyError: 'no such thing'\n"
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_incomplete_data_are_reported_by_a_dry_run_and_once_for_all_runs(tmp_path):
     pacs(tmp_path / "PACS")
     recipe = small_recipe(
@@ -222,7 +222,7 @@ def test_incomplete_data_are_reported_by_a_dry_run_and_once_for_all_runs(tmp_pat
         assert log.read_text(encoding="utf-8").count("should have") == 2
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_before_it_starts_a_run_says_what_differs_and_what_has_no_bundle(arguments):
     arguments += ["--strategies", "finetune"]
     assert covon(*arguments).exit_code == 0
@@ -235,7 +235,7 @@ def test_before_it_starts_a_run_says_what_differs_and_what_has_no_bundle(argumen
     assert done.stdout.startswith("1 finished run of finetune differs in epochs: 1, now 3\n")
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_the_data_and_devices_of_a_cluster_may_be_elsewhere(arguments):
     words = [word for word in arguments if word not in ("--jobs", "1")]
     done = covon(*words, "--dry-run", "--launcher", "slurm", "--set", "device=cuda")
@@ -248,7 +248,7 @@ def tree(folder):
     return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_dry_run_and_the_status_change_no_byte(arguments, tmp_path):
     arguments += ["--strategies", "covon,finetune", "--seeds", "0-1"]
     assert covon(*arguments).exit_code == 0
@@ -267,7 +267,7 @@ def test_a_dry_run_and_the_status_change_no_byte(arguments, tmp_path):
     assert tree(tmp_path) == before | {damaged: b"{"}
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_only_missing_runs_are_submitted_to_a_cluster(arguments, monkeypatch):
     submitted = []
 
@@ -298,7 +298,7 @@ class Scaled(SupervisedPlugin):
 """
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_table(
     tmp_path, monkeypatch
 ):
@@ -350,6 +350,7 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_tab
 
 def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     command = ["run", "permuted-digits", "--out", str(tmp_path), "--jobs", "1", "--seeds", "0-9"]
+    command += ["--epochs", "5"]
     command += ["--strategies", "finetune,covon", "--set", "stream.validation_size=200"]
     command += ["--set", "stream.n_experiences=2"]
     command = [sys.executable, "-m", "covon_avalanche", *command]

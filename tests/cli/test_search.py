@@ -158,7 +158,7 @@ def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch)
     assert StoredRun(run.parent).given_up is None
 
 
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_the_state_of_a_search_is_shown_and_its_report_has_the_trials_and_what_was_best(tmp_path):
     folder, out = tmp_path / "mine", tmp_path / "report"
     file = saved(recipe_of("finetune", "ewc-star"), tmp_path)

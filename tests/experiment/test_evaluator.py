@@ -122,10 +122,13 @@ def test_a_tracking_server_that_does_not_exist_is_an_error_before_training(
 ):
     pytest.importorskip("mlflow", reason="MLflow is not installed")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    slept = []
+    monkeypatch.setattr("urllib3.util.retry.time.sleep", slept.append)
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
     with pytest.raises(ValueError, match=f"MLflow cannot log: .*{uri}"):
         run_in_folder(folder, RunOptions(mlflow="mine"))
     assert not (folder.path / "data.json").exists()
+    assert sum(slept) < 10
 
 
 def test_a_run_of_mlflow_ends_if_its_settings_cannot_be_logged(recipe, tmp_path, monkeypatch):

@@ -254,7 +254,7 @@ def test_sums_over_many_batches_of_bfloat16_weights_keep_growing(function):
     torch.manual_seed(0)
     model = nn.Linear(4, 3).bfloat16()
     data = torch.randn(4, 4).bfloat16(), torch.tensor([0, 1, 2, 0])
-    once, often = function(model, [data]), function(model, [data] * 1000)
+    once, often = function(model, [data]), function(model, [data] * 300)
     torch.testing.assert_close(often, once)
     assert {value.dtype for value in often.values()} == {torch.bfloat16}
 
