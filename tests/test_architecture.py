@@ -130,14 +130,19 @@ sys.meta_path.insert(0, Accelerate())
 from covon_avalanche.experiment.worker_pool import import_avalanche
 import_avalanche()
 import covon_avalanche.experiment.run
-assert not any(name.startswith("wandb.") for name in sys.modules)
-import wandb
+assert not {name.partition(".")[0] for name in sys.modules} & {"wandb", "torchmetrics", "sklearn"}
+import torch, wandb
 assert wandb.__version__ and callable(wandb.init)
+from avalanche.evaluation.metrics import TopkAccuracy
+top = TopkAccuracy(1)
+top.update(torch.eye(3), torch.tensor([0, 1, 1]), 0)
+assert round(3 * top.result()[0], 4) == 2
 """
 
 
 def test_optimizers_do_not_import_avalanche_nor_recipes_torch_nor_workers_wandb():
-    """W&B is imported when it is used, and found by those who look for it."""
+    """W&B and torchmetrics are imported when they are used, and found by those who look for
+    them."""
     command = [sys.executable, "-W", "ignore", "-c", IN_A_FRESH_PROCESS]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from submitit.helpers import Checkpointable
 from covon_avalanche.experiment.recipe import parse_setting
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
+from covon_avalanche.experiment.worker_pool import import_avalanche
 
 _TIME_LIMITS = 100  # which a job may reach; submitit's default of 3 is for jobs that cannot resume
 
@@ -20,6 +21,7 @@ class ClusterRun(Checkpointable):
 
     def __call__(self, folder: RunFolder, options: RunOptions) -> float:
         """Run with a single thread, like local runs; the average accuracy."""
+        import_avalanche()
         import torch
 
         from covon_avalanche.experiment.run import run_in_folder

@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
-from sklearn.cluster import KMeans
-from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
@@ -61,6 +59,8 @@ class NearestCentre(DomainSelector):
 
     def fit(self, domain: int, features: Tensor) -> None:
         """Store the centres of a domain."""
+        from sklearn.cluster import KMeans  # only here, because it takes seconds
+
         n_clusters = min(self.centres.shape[1], len(features))
         means = KMeans(n_clusters, n_init=10, random_state=0)
         means.fit(F.normalize(features.float()).cpu().numpy())
@@ -155,6 +155,8 @@ class MixtureSelector(DomainSelector):
         self._store(domain, features)
 
     def _store(self, domain: int, features: Tensor) -> None:
+        from sklearn.mixture import GaussianMixture  # only here, because it takes seconds
+
         n = min(_COMPONENTS, len(features))
         # sklearn decomposes in the precision of the data: single is too little for wide features
         mixture = GaussianMixture(n, init_params="kmeans", random_state=0)
