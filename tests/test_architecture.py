@@ -134,9 +134,12 @@ assert not {name.partition(".")[0] for name in sys.modules} & {"wandb", "torchme
 import torch, wandb
 assert wandb.__version__ and callable(wandb.init)
 from avalanche.evaluation.metrics import TopkAccuracy
-top = TopkAccuracy(1)
+fake = type(sys)("torchmetrics")
+fake.__version__, fake.accuracy = "1.0", lambda *args, top_k, **kwargs: torch.tensor(top_k / 8)
+sys.modules.update({"torchmetrics": fake, "torchmetrics.functional": fake})
+top = TopkAccuracy(2)
 top.update(torch.eye(3), torch.tensor([0, 1, 1]), 0)
-assert round(3 * top.result()[0], 4) == 2
+assert top.result() == {0: 0.25}
 """
 
 
