@@ -67,9 +67,8 @@ class Resumable:
 class Checkpointer:
     """Decides when a run is stored, and where it resumes.
 
-    It stores the points between experiences, ends of epochs, and points inside long epochs, unless
-    batches of a memory are mixed in. Ends of epochs are skipped until the last storing has paid
-    off, see :class:`RunOptions`.
+    It stores the points between experiences and, ``checkpoint_seconds`` after the last storing, the
+    next point inside one: the end of a batch or, if batches of a memory are mixed in, of an epoch.
 
     A method with an open iterator over its memory is only stored between experiences. A strategy
     that cannot be stored at all restarts from the beginning.
@@ -99,7 +98,6 @@ class Checkpointer:
         self._epoch_start: Any = None
         self._now: Any = None
         self._stored_at = time.monotonic()
-        self._cost = 0.0
 
     def resume(self) -> int:
         """Restore the latest usable point between experiences.
@@ -159,24 +157,22 @@ class Checkpointer:
     def end_batch(self) -> None:
         """Count a step, and store a checkpoint if the last one is old enough."""
         self._point = self._point._replace(batch=self._point.batch + 1)
-        due = time.monotonic() - self._stored_at >= self.options.checkpoint_seconds
-        if due and not _shuffles_again(self.root["strategy"].dataloader):
-            self._store_inside()
+        if not _shuffles_again(self.root["strategy"].dataloader):
+            self._store_if_due()
 
     def end_epoch(self) -> None:
-        """Count an epoch, after all its callbacks, and store a checkpoint if that is cheap."""
+        """Count an epoch, after all its callbacks, and store a checkpoint as after a batch."""
         self._point = Point(self._point.experience, self._point.epoch + 1)
-        share = self.options.checkpoint_share
-        if share * (time.monotonic() - self._stored_at) >= self._cost * (1 - share):
-            self._store_inside()
+        self._store_if_due()
 
     def end_experience(self) -> None:
         """Count an experience, after its evaluation, and store a checkpoint."""
         self._point = Point(self._point.experience + 1)
         self._between = self._between and self._store()
 
-    def _store_inside(self) -> None:
-        if self._inside and self._between:
+    def _store_if_due(self) -> None:
+        due = time.monotonic() - self._stored_at >= self.options.checkpoint_seconds
+        if due and self._inside and self._between:
             self._inside = self._store()
 
     def _store(self) -> bool:
@@ -190,8 +186,7 @@ class Checkpointer:
             _log.warning("no checkpoints %s experiences: %s", where, error)
             return False
         self._stored_at = time.monotonic()
-        self._cost = self._stored_at - start
-        self.on_store(self._cost)
+        self.on_store(self._stored_at - start)
         return True
 
 

@@ -10,9 +10,7 @@ class RunOptions:
     """Options that the command line passes to every run."""
 
     checkpoint_seconds: float = 300.0
-    """Time between two checkpoints inside an epoch."""
-    checkpoint_share: float = 0.02
-    """Largest fraction of the time spent on checkpoints at ends of epochs; 1 stores them all."""
+    """Time between two checkpoints inside a domain."""
     tensorboard: bool = False
     """Log for TensorBoard in the run's folder."""
     bundle: bool = False

@@ -29,7 +29,6 @@ from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 from covon_avalanche.experiment.state import StateError
 
-EPOCHS_ONLY = RunOptions(checkpoint_seconds=1e9, checkpoint_share=1)
 COVON = {**STRATEGIES["covon"], "later_hess_init": None}
 
 
@@ -150,23 +149,19 @@ def test_storing_does_not_count_as_training(tmp_path, monkeypatch):
     assert 0 < sum(epoch.seconds for epoch in result.epochs) <= sum(result.train_seconds) < 0.1
 
 
-def test_checkpoints_take_no_more_than_their_share(tmp_path, monkeypatch):
-    recipe, stored, store = recipe_of("finetune", epochs=10), [], Checkpointer._store
+def test_between_domains_and_when_the_time_has_passed_a_checkpoint_is_stored(tmp_path, monkeypatch):
+    """By a clock that moves one second a look: at the end of each batch and epoch."""
+    stored, store, clock = [], Checkpointer._store, itertools.count()
 
     def counted(self):
         stored.append(self._point)
         return store(self)
 
     monkeypatch.setattr(Checkpointer, "_store", counted)
-    run_in_folder(
-        RunFolder(tmp_path / "often", recipe, "finetune", 0), RunOptions(checkpoint_share=1)
-    )
-    assert len(stored) == 2 * 10 + 2
-    stored.clear()
-    run_in_folder(
-        RunFolder(tmp_path / "seldom", recipe, "finetune", 0), RunOptions(checkpoint_share=1e-9)
-    )
-    assert len(stored) == 1 + 2  # the first is free, those between domains are always made
+    monkeypatch.setattr(resumable, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    options = RunOptions(checkpoint_seconds=7)
+    run_in_folder(RunFolder(tmp_path, recipe_of("finetune"), "finetune", 0), options)
+    assert stored == [Point(0, 1, 2), Point(1), Point(1, 1, 2), Point(2)]
 
 
 @pytest.mark.parametrize("name", ["covon", "joint", "agem"])
@@ -185,7 +180,7 @@ def test_epochs_are_written_as_they_come_and_once(name, tmp_path, monkeypatch):
         assert batch or [epoch.model_dump() for epoch in written()] == self.log.epochs
 
     monkeypatch.setattr(running.Run, "_write_progress", looked_at)
-    result = run_with_stops(recipe, name, tmp_path, [1, 3], EPOCHS_ONLY)
+    result = run_with_stops(recipe, name, tmp_path, [1, 3], OFTEN)
     numbers = [(e.experience, e.epoch) for e in written()]
     assert numbers == sorted(set(numbers))
     assert written() == result.epochs
