@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, NoReturn
@@ -64,12 +63,6 @@ def fail(sentence: str, status: int = BAD_INPUT) -> NoReturn:
     """Print one sentence and exit."""
     typer.echo(f"covon: {sentence}", err=True)
     raise typer.Exit(status)
-
-
-def need(package: str, what: str, install: str) -> None:
-    """Exit if an optional package is not installed."""
-    if find_spec(package) is None:
-        fail(f"{what} needs {package}: pip install {install}")
 
 
 def missing_sentence(recipe: Recipe, dataset_root: Path | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from enum import Enum
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -25,7 +26,6 @@ from covon_avalanche.cli.options import (
     fail,
     joined,
     missing_sentence,
-    need,
 )
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment.grid import run_grid
@@ -79,7 +79,6 @@ def run(
         bool, typer.Option("--bundle", metavar="", help="Save models for `covon predict`.")
     ] = False,
     wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help="Log to W&B.")] = None,
-    mlflow: Annotated[str | None, typer.Option(metavar="EXPERIMENT", help="Log to MLflow.")] = None,
     launcher: Annotated[Launcher, typer.Option(metavar="WHERE", help="local or slurm.")] = (
         Launcher.local
     ),
@@ -98,11 +97,8 @@ def run(
         fail(f"--slurm {slurm[0]} is for --launcher slurm only")
     if jobs is not None and on_cluster:
         fail(f"--jobs {jobs} is for runs on this machine, not for --launcher slurm")
-    for package, asked in (("wandb", wandb), ("mlflow", mlflow)):
-        if asked is not None:
-            need(package, f"--{package}", package)
-    if on_cluster:
-        need("submitit", "--launcher slurm", "'covon_avalanche[cluster]'")
+    if on_cluster and find_spec("submitit") is None:
+        fail("--launcher slurm needs submitit: pip install 'covon_avalanche[cluster]'")
     whole = choose(load_recipe(recipe, settings or ()), epochs=epochs)
     chosen = choose(whole, joined(strategies), joined(seeds))
     if is_slow(chosen.precision, chosen.device) and not on_cluster:
@@ -112,7 +108,6 @@ def run(
         tensorboard=tensorboard,
         bundle=bundle,
         wandb=wandb,
-        mlflow=mlflow,
     )
     if bundle and (without := [k for k, s in chosen.strategies.items() if s.kind == "icarl"]):
         fail(f"--bundle cannot save {without[0]}: iCaRL predicts with its stored examples")

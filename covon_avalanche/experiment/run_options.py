@@ -17,5 +17,3 @@ class RunOptions:
     """Save the trained model in the run's folder, for prediction; not of runs that are finished."""
     wandb: str | None = None
     """Log to this project of Weights & Biases."""
-    mlflow: str | None = None
-    """Log to this experiment of MLflow."""
