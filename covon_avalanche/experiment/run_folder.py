@@ -283,11 +283,10 @@ class RunFolder(StoredRun):
 
     def result(self, *, store: bool = False) -> Result | None:
         """The result of a finished run, under the recipe's current name, title, list of searched
-        strategies and settings without effect. A result of another run does not count.
+        strategies and settings without effect.
 
-        :param store: also write these, and move a result of another run aside; otherwise
-            nothing is written.
-        :raises ResultError: if the file cannot be read or is not a result.
+        :param store: also write these; otherwise nothing is written.
+        :raises ResultError: if the file cannot be read, or is not a result of this run.
         """
         if not self.result_file.exists():
             return None
@@ -299,14 +298,10 @@ class RunFolder(StoredRun):
             raise ResultError(f"{error}; remove it to run it again") from error
         found = result.run_hash or self.hash, result.strategy, result.seed, result.stream
         if found != (self.hash, *self.spec, self.evaluated_on):
-            if not store:
-                return None
-            aside = self.result_file.replace(self.path / "result-of-another-run.json")
-            _log.warning(
-                "%s is of another run (%s, seed %d, hash %s): it is now %s, and this run starts",
-                *(self.result_file, result.strategy, result.seed, result.run_hash, aside.name),
+            raise ResultError(
+                f"{self.result_file} is of another run ({result.strategy}, seed {result.seed}, "
+                f"{result.stream}, hash {result.run_hash}); remove it to run this one"
             )
-            return None
         keys = *DESCRIPTIONS, *without_effect(self.settings), "stream", "model"
         now = {key: self.settings[key] for key in keys}
         if result.recipe != self.recipe.name or not now.items() <= result.settings.items():

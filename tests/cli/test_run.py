@@ -252,13 +252,12 @@ def tree(folder):
 def test_a_dry_run_and_the_status_change_no_byte(arguments, tmp_path):
     arguments += ["--strategies", "covon,finetune", "--seeds", "0-1"]
     assert covon(*arguments).exit_code == 0
-    other, damaged, interrupted, _ = sorted((tmp_path / "out").rglob("result.json"))
-    Result.load(other).model_copy(update={"run_hash": "0123456789"}).save(other)
+    damaged, interrupted, *_ = sorted((tmp_path / "out").rglob("result.json"))
     interrupted.unlink()
     (interrupted.parent / ".lock").unlink()
     before = tree(tmp_path)
     done = covon(*arguments, "--dry-run", "--set", "title=Another", "--set", "name=another")
-    assert "Another: 4 runs, 2 finished, 2 to run" in done.stdout
+    assert "Another: 4 runs, 3 finished, 1 to run" in done.stdout
     for command in ("status", "show"):
         assert "3 finished, 1 interrupted" in covon(command, tmp_path / "out").stdout
     assert tree(tmp_path) == before
