@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch.utils.flop_counter import FlopCounterMode
 
 from covon_avalanche.experiment.result import Epoch
+
+_log = logging.getLogger(__name__)
 
 
 class EpochLog(SupervisedPlugin):
@@ -99,6 +102,8 @@ class EpochLog(SupervisedPlugin):
                 "training has diverged, or the data have values that are not finite"
             )
         self.epochs.append(epoch.model_dump())
+        about = experience + 1, number + 1, epoch.loss, 100 * epoch.accuracy, epoch.seconds
+        _log.info("domain %d, epoch %d: loss %.4g, accuracy %.2f %%, %.1f s", *about)
         self._begin()
         self.on_progress(0)
         self._since = time.perf_counter()  # the call does not count as training

@@ -161,7 +161,7 @@ class Run:
         self.model = self.settings.wrap_model(network, problem)
         self.metrics = DomainMetrics(self.folder.evaluated_on)
         self.log = EpochLog(self._write_progress)
-        self._written_at, self._written_epochs = 0.0, 0
+        self._written_at = 0.0
         logged = [accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True)]
         evaluator = Evaluator(
             self.metrics, *(logged if self.loggers else ()), loggers=list(self.loggers)
@@ -197,15 +197,11 @@ class Run:
             checkpointer.end_experience()
 
     def _write_progress(self, batch: int = 0) -> None:
-        """Write the status and all epochs, because those after a checkpoint are repeated: at the
-        end of a domain, otherwise at most once a second."""
+        """Write the status, at the end of a domain, otherwise at most once a second."""
         epochs, each = self.log.epochs, self.strategy.train_epochs
         at_end = batch == 0 and (not epochs or epochs[-1]["epoch"] + 1 == each)
-        due = at_end or time.monotonic() > self._written_at + _WRITE_EVERY
-        if not due:
+        if not (at_end or time.monotonic() > self._written_at + _WRITE_EVERY):
             return
-        if len(epochs) != self._written_epochs:
-            self.folder.write_epochs(epochs)
         domains, trained = len(self.metrics.matrix.curve()), len(self.log.seconds) - 1
         of_domains = 1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences
         done: float = sum(epoch["experience"] == trained for epoch in epochs)
@@ -228,7 +224,7 @@ class Run:
             accuracy=self.metrics.matrix.curve()[-1] if domains else None,
         )
         self.folder.write_status(status)
-        self._written_at, self._written_epochs = time.monotonic(), len(epochs)
+        self._written_at = time.monotonic()
 
     def _note_diagnostics(self) -> None:
         """Keep and log CoVON's diagnostics of the experience just trained."""

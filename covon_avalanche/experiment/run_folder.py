@@ -175,9 +175,9 @@ class RunFolder(StoredRun):
     run whose settings differ only in those without effect is used again. Files in it:
 
     ``run.json``: settings, versions and machine; ``data.json``: numbers of images, class names,
-    warnings about the data; ``log.txt``: the package's messages, and the traceback of what stopped
-    training; ``metrics.jsonl``: one line per epoch; ``status.json`` and ``checkpoints``, while it
-    is not finished; ``result.json``, when it is.
+    warnings about the data; ``log.txt``: the package's messages, a line per epoch, and the
+    traceback of what stopped training; ``status.json`` and ``checkpoints``, while it is not
+    finished; ``result.json``, when it is.
 
     :param dataset_root: the folder with the data of all streams; by default Avalanche's.
     """
@@ -324,10 +324,6 @@ class RunFolder(StoredRun):
         about = {"settings": self.settings, "dataset_root": root, **about, "starts": starts}
         write_atomically(self.path / "run.json", json.dumps(about, indent=1) + "\n")
         return starts
-
-    def write_epochs(self, epochs: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(epoch) + "\n" for epoch in epochs)
-        write_atomically(self.path / "metrics.jsonl", lines)
 
     def write_status(self, status: Status) -> None:
         write_atomically(self.status_file, status.model_dump_json() + "\n")

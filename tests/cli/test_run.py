@@ -50,9 +50,8 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert "covon" in (out / "table.md").read_text(encoding="utf-8")
     for strategy in ("covon", "finetune"):
         (folder,) = (out / strategy).glob("seed-0-*")
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        assert [json.loads(line)["experience"] for line in lines] == [0, 1]
         text = (folder / "log.txt").read_text(encoding="utf-8")
+        assert [text.count(f"domain {n}, epoch 1: loss ") for n in (1, 2)] == [1, 1]
         assert text.count("hess_signal_to_noise") == (2 if strategy == "covon" else 0)
     written = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     assert len(written) == 2

@@ -22,7 +22,6 @@ from covon_avalanche.experiment.checkpoint import (
     save_checkpoint,
     stored_points,
 )
-from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
@@ -162,28 +161,6 @@ def test_between_domains_and_when_the_time_has_passed_a_checkpoint_is_stored(tmp
     options = RunOptions(checkpoint_seconds=7)
     run_in_folder(RunFolder(tmp_path, recipe_of("finetune"), "finetune", 0), options)
     assert stored == [Point(0, 1, 2), Point(1), Point(1, 1, 2), Point(2)]
-
-
-@pytest.mark.parametrize("name", ["covon", "joint", "agem"])
-def test_epochs_are_written_as_they_come_and_once(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_WRITE_EVERY", 0.0)
-    recipe = recipe_of(name)
-    file = RunFolder(tmp_path, recipe, name, 0).path / "metrics.jsonl"
-    write = running.Run._write_progress
-
-    def written():
-        lines = file.read_text(encoding="utf-8").splitlines()
-        return [Epoch.model_validate_json(line) for line in lines]
-
-    def looked_at(self, batch=0):
-        write(self, batch)
-        assert batch or [epoch.model_dump() for epoch in written()] == self.log.epochs
-
-    monkeypatch.setattr(running.Run, "_write_progress", looked_at)
-    result = run_with_stops(recipe, name, tmp_path, [1, 3], OFTEN)
-    numbers = [(e.experience, e.epoch) for e in written()]
-    assert numbers == sorted(set(numbers))
-    assert written() == result.epochs
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_results_are_plain_json_with_everything_that_determines_them(tmp_path):
     assert {"torch", "avalanche-lib", "covon_avalanche", "python"} <= data["versions"].keys()
     assert data["machine"]["threads"] == 1
     assert {p.name for p in folder.path.iterdir() if p.is_file()} == {
-        *(".lock", "data.json", "log.txt", "metrics.jsonl", "result.json", "run.json")
+        *(".lock", "data.json", "log.txt", "result.json", "run.json")
     }
     assert not list(folder.path.rglob("*.pt"))
 
