@@ -57,7 +57,7 @@ import sys, warnings
 warnings.simplefilter("ignore")
 from covon_avalanche.__main__ import main
 for encoding, sys.argv in {words!a}:
-    sys.stdout.reconfigure(encoding=encoding)
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)
     try:
         main()
     except SystemExit as end:
@@ -65,6 +65,7 @@ for encoding, sys.argv in {words!a}:
             raise
     sys.stdout.flush()
     sys.stdout.buffer.write(b"\\0")
+    sys.stdout.flush()
 """
     run = [sys.executable, "-c", code]
     done = subprocess.run(

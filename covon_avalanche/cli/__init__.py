@@ -21,10 +21,9 @@ from covon_avalanche import __version__
 from covon_avalanche.cli import compare, data, env, predict, report, run, search, show
 from covon_avalanche.cli.examples import epilog, one_line_paragraphs
 from covon_avalanche.cli.options import INTERRUPTED, fail
-from covon_avalanche.experiment.output import prepare_output
 from covon_avalanche.experiment.recipe import RecipeError
 from covon_avalanche.experiment.result import ResultError
-from covon_avalanche.experiment.run_errors import error_sentence
+from covon_avalanche.experiment.run_errors import error_sentence, shorten_warnings
 
 
 class _Commands(TyperGroup):
@@ -35,6 +34,8 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except (RecipeError, ResultError) as error:
             fail(str(error))
+        except BrokenPipeError:  # the reader of the output, such as head, has exited
+            raise  # typer ends the command
         except OSError as error:
             path = error.filename2 or error.filename or "a file"
             fail(f"cannot read or write {path}: {error.strerror or error}")
@@ -55,7 +56,7 @@ class _Commands(TyperGroup):
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
         try:
             with warnings.catch_warnings():
-                prepare_output()
+                shorten_warnings()
                 return super().main(*arguments, **options)
         except Exception as error:
             with NamedTemporaryFile("w", prefix="covon-", suffix=".log", delete=False) as log:

@@ -1,6 +1,10 @@
-"""Errors that end a run, as one sentence. Nothing here imports torch."""
+"""Errors that end a run, and warnings, as one sentence each. Nothing here imports torch."""
 
 from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
 
 from covon_avalanche.safe_text import printable
 
@@ -31,3 +35,15 @@ def run_error(error: BaseException) -> str:
     elif "more than 1 value per channel" in str(error):
         advice = "; the last batch of a domain has a single image: choose another train_mb_size"
     return error_sentence(error) + advice
+
+
+def shorten_warnings() -> None:
+    """Print warnings as one sentence each, without file and line; none about deprecated functions,
+    nor those of Avalanche."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", module=r"avalanche\.|qpsolvers\.")  # not about our runs
+    warnings.showwarning = _print_warning
+
+
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {printable(str(message))}", file=sys.stderr)

@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, TypeVar
 
-from covon_avalanche.experiment.output import prepare_output
+from covon_avalanche.experiment.run_errors import shorten_warnings
 
 _T = TypeVar("_T")
 
@@ -123,7 +123,7 @@ def _work(pipe: Connection, device: str, number: int) -> None:
     threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     logging.raiseExceptions = False  # no traceback for each line of a log on a full disk
-    prepare_output()
+    shorten_warnings()
     with suppress(EOFError):
         while True:
             task = pipe.recv()

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -357,20 +356,6 @@ def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
     assert 1 <= len(files) < 20
     assert all(p.read_text().endswith("}\n") for p in files)
     assert not list(tmp_path.rglob("*.part"))
-
-
-def test_a_run_goes_on_when_the_reader_of_its_output_has_exited(tmp_path):
-    text = "from avalanche.training.supervised import Naive\nprint('hello', flush=True)\n"
-    (tmp_path / "printing.py").write_text(text, encoding="utf-8")
-    own = STRATEGIES["custom"] | {"implementation": "printing:Naive"}
-    saved(small_recipe({"mine": own}, epochs=1, stream=FEW, seeds=[0]), tmp_path)
-    command = [sys.executable, "-m", "covon_avalanche", "run", "tiny.toml", "--out", "out"]
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert "mine" in (tmp_path / "out/table.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """``covon show``, ``covon status``, ``covon recipes`` and ``covon strategies``."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from made_up_results import made_up
@@ -136,3 +139,12 @@ def test_the_status_shows_what_tells_the_runs_of_a_strategy_apart(tmp_path):
     assert by_run == dict(zip((f.path.name for f in folders), expected, strict=True))
     (folders[1].path / "run.json").write_text("{")
     assert "epochs" not in show(tmp_path, "status")
+
+
+def test_a_command_ends_when_the_reader_of_its_output_has_exited():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "covon_avalanche", "strategies"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
