@@ -10,24 +10,14 @@ import typer
 
 from covon_avalanche.datasets.catalogue import CATALOGUE
 from covon_avalanche.experiment.data_settings import data_folder, located
-from covon_avalanche.experiment.recipe import Recipe, shipped_recipes
+from covon_avalanche.experiment.recipe import Recipe
 
 BAD_INPUT = 2
 INTERRUPTED = 130
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
-    """Shipped recipes and files that a shell offers."""
-    known = [*shipped_recipes(), *map(str, Path().glob("*.toml"))]
-    return [name for name in known if name.startswith(incomplete)]
-
-
 RecipeName = Annotated[
-    str,
-    typer.Argument(
-        help="Name (see `covon recipes`) or .toml file; ./NAME is always a path.",
-        autocompletion=_complete_recipe,
-    ),
+    str, typer.Argument(help="Name (see `covon recipes`) or .toml file; ./NAME is always a path.")
 ]
 Strategies = Annotated[
     list[str] | None, typer.Option(metavar="NAMES", help="Subset, e.g. covon,ewc-star.")

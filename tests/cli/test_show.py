@@ -117,16 +117,6 @@ def test_every_kind_of_strategy_has_a_line():
     assert "ewc: EWC, its penalties kept as one quadratic. Needs lr, ewc_lambda." in lines
 
 
-def test_the_shell_completes_recipes(tmp_path, monkeypatch):
-    (tmp_path / "pacs-mine.toml").touch()
-    monkeypatch.chdir(tmp_path)
-    for command in ("show", "run", "search"):
-        words = {"COMP_WORDS": f"covon {command} pacs", "COMP_CWORD": "2"}
-        environment = {"_COVON_COMPLETE": "complete_bash", **words}
-        done = covon(env=environment, prog_name="covon")
-        assert done.stdout.split() == ["pacs", "pacs-vit", "pacs-mine.toml"]
-
-
 def test_the_status_shows_what_tells_the_runs_of_a_strategy_apart(tmp_path):
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW, epochs=5)
     faster = small_recipe({"finetune": STRATEGIES["finetune"] | {"lr": 0.5}}, stream=FEW, epochs=8)
