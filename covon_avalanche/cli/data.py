@@ -147,14 +147,8 @@ def verify_data(
     manifest: Annotated[
         Path | None, typer.Option(metavar="FILE", help="CSV table of good images to write.")
     ] = None,
-    track: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Track of CDDB. \\[default: hard]")
-    ] = None,
 ) -> None:
     """Read every image; exit status 1 if one is missing, empty, damaged or extra."""
-    if track is not None and name != "CDDB":
-        fail(f"--track is for CDDB alone, got {track} for {name}")
-    options: dict[str, Any] = {} if track is None else {"track": track}
     from covon_avalanche import streams
     from covon_avalanche.datasets.verify import verify, write_manifest
 
@@ -171,7 +165,6 @@ def verify_data(
                 stream,
                 root,
                 progress=lambda done, total: bars.update(task, completed=done, total=total),
-                **options,
             )
         if manifest is not None:
             write_manifest(report, manifest)
