@@ -6,7 +6,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -114,7 +113,8 @@ class WorkerPool(ThreadPoolExecutor):
 
 
 def _work(pipe: Connection, device: str, number: int) -> None:
-    """Do tasks from the pipe in a new process, until the pool closes it or its process ends."""
+    """Do tasks from the pipe in a new process, until the pool closes it or its process ends; their
+    errors must be picklable."""
     if device == "cuda":
         choose_gpu(number)  # before Avalanche may ask CUDA, which reads the variable once
     for library in ("OMP", "OPENBLAS", "MKL"):  # of scikit-learn, which is imported later
@@ -134,20 +134,12 @@ def _work(pipe: Connection, device: str, number: int) -> None:
                 torch.set_num_threads(1)
                 pipe.send((task(), None))
             except BaseException as error:
-                pipe.send((None, _picklable(error)))
+                pipe.send((None, error))
 
 
 def _end_after(parent: Any) -> None:
     parent.join()
     os._exit(1)
-
-
-def _picklable(error: BaseException) -> BaseException:
-    """The error, or its text if another process could not load it."""
-    with suppress(Exception):
-        if isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error):
-            return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def choose_gpu(number: int) -> None:
