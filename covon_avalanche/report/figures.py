@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,15 +86,19 @@ def _curves(comparison: Comparison) -> Figure:
         rows = pd.DataFrame([accuracy_matrix(run).curve() for _, run in runs.iterrows()])
         return rows.astype(float).rename(columns=lambda t: t + 1).bfill(axis=1)
 
-    found = comparison.by_strategy(curves)
-    means = {label: 100 * rows.mean(skipna=False) for label, rows in found.items()}
-    figure = _line_chart(comparison, means, xlabel="domains learned", ylabel="average accuracy (%)")
-    for label, mean in means.items():
-        std, colour = 100 * found[label].std(skipna=False), line_styles(comparison)[label]["color"]
+    figure, axes = _new_figure(3.1)
+    axes.set(xlabel="domains learned", ylabel="average accuracy (%)")
+    for label, rows in comparison.by_strategy(curves).items():
+        mean, std = 100 * rows.mean(skipna=False), 100 * rows.std(skipna=False)
+        look, every = line_styles(comparison)[label], max(1, len(mean) // 10)
+        axes.plot(mean, **look, label=_short(label), ms=4.5, markevery=every)
         band = {"y1": mean - std, "y2": mean + std}
-        figure.axes[0].fill_between(mean.index, **band, color=colour, alpha=0.12, lw=0)
+        axes.fill_between(mean.index, **band, color=look["color"], alpha=0.12, lw=0)
         if std.notna().any():
-            figure.axes[0].set_xlabel("domains learned (band: ± one standard deviation)")
+            axes.set_xlabel("domains learned (band: ± one standard deviation)")
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(axis="y")
+    _add_legend(figure, axes)
     return figure
 
 
@@ -144,38 +148,6 @@ def _calibration(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _reliability(comparison: Comparison) -> Figure:
-    def pooled(runs: pd.DataFrame) -> pd.Series:
-        """Accuracy by confidence in bins, the images of all runs together; without empty bins.
-        Nothing if runs differ in their number of bins."""
-        known = [run for run in runs["reliability"] if run]
-        if len({*map(len, known)}) != 1:
-            return pd.Series(dtype=float)
-        bins = np.array(known)  # runs, bins, columns
-        images, sums = bins[..., 0].sum(0), (bins[..., :1] * bins[..., 1:]).sum(0)
-        confidence, accuracy = (sums[images > 0] / images[images > 0, None]).T
-        return pd.Series(accuracy, index=confidence)
-
-    limits: dict[str, Any] = {"xlim": (0, 1), "ylim": (0, 1)}
-    bins = comparison.by_strategy(pooled)
-    figure = _line_chart(comparison, bins, xlabel="confidence", ylabel="accuracy", **limits)
-    if figure.axes[0].has_data():
-        figure.axes[0].axline((0, 0), slope=1, color="#d5dae1", lw=1, zorder=0.5)
-    return figure
-
-
-def _training(comparison: Comparison) -> Figure:
-    def losses(runs: pd.DataFrame) -> pd.Series:
-        """Mean by epoch, all domains in order; empty if runs differ in their epochs."""
-        by_run = [[epoch["loss"] for epoch in epochs] for epochs in runs["epochs"]]
-        means = np.mean(by_run, axis=0) if len({*map(len, by_run)}) == 1 else []
-        return pd.Series(means, index=range(1, len(means) + 1), dtype=float)
-
-    found = comparison.by_strategy(losses)
-    xlabel = "epochs, all domains one after the other"
-    return _line_chart(comparison, found, xlabel=xlabel, ylabel="training loss", yscale="log")
-
-
 def _mean_matrix(runs: pd.DataFrame) -> np.ndarray:
     """Accuracy matrix, mean over seeds; NaN in rows that were not measured."""
     unknown = [math.nan] * len(runs["counts"].iloc[0])
@@ -206,8 +178,6 @@ _FIGURES: dict[str, Callable[[Comparison], Figure | None]] = {
     "time": partial(_cost, column="train_seconds_mean", unit="training time, seconds"),
     "memory": partial(_cost, column="memory_ratio", unit="memory, in units of the weights"),
     "calibration": _calibration,
-    "reliability": _reliability,
-    "training": _training,
 }
 
 
@@ -227,20 +197,6 @@ def line_styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
             "lw": 2.4 if label == comparison.best else 1.3,
         }
     return found
-
-
-def _line_chart(comparison: Comparison, lines: Mapping[str, pd.Series], **about: Any) -> Figure:
-    """A line per strategy that has one; ``about`` are properties of the axes."""
-    figure, axes = _new_figure(3.1)
-    for label, line in lines.items():
-        if len(line):
-            look, every = line_styles(comparison)[label], max(1, len(line) // 10)
-            axes.plot(line, **look, label=_short(label), ms=4.5, markevery=every)
-            axes.locator_params(axis="x", integer=line.index.dtype == int)
-    axes.set(**about)
-    axes.grid(axis="y")
-    _add_legend(figure, axes)
-    return figure
 
 
 def _heat_map(

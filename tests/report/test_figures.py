@@ -5,11 +5,7 @@ import math
 import pytest
 from made_up_results import compared, made_up, made_up_comparison
 
-from covon_avalanche.experiment.result import Epoch
 from covon_avalanche.report import figures
-
-BINS = [(0, 0.0, 0.0), (10, 0.75, 0.5), (30, 0.95, 0.9)]
-MORE = [(0, 0.0, 0.0), (30, 0.75, 0.9), (30, 0.95, 0.9)]
 
 
 def drawn(*results, only=()):
@@ -43,23 +39,8 @@ def test_figures_show_the_numbers():
     assert found["time"][0].get_xlabel() == "training time, seconds"
 
 
-def test_losses_and_reliability_are_shown_where_they_are_known():
-    common = {"experience": 0, "accuracy": 0.5, "images": 10, "seconds": 1.0}
-    epochs = [Epoch(epoch=i, loss=loss, **common) for i, loss in enumerate((20.0, 0.5))]
-    known = [("covon", 0, [[0.9]], BINS), ("covon", 1, [[0.9]], MORE)]
-    covon = [made_up(*run, epochs=epochs, reliability=bins) for *run, bins in known]
-    found = drawn(*covon, made_up("naive", 0, [[0.8]]))
-    assert points(found["training"][0]) == {"covon": {1: 20.0, 2: 0.5}}
-    assert points(found["reliability"][0])["covon"] == pytest.approx({0.75: 0.8, 0.95: 0.9})
-    assert not {"training", "reliability"} & drawn(made_up("naive", 0, [[0.8]])).keys()
-    other = made_up("covon", 9, [[0.8]], reliability=BINS[:1])
-    assert "reliability" not in drawn(covon[0], other)
-
-
 def test_distances_are_no_probabilities():
-    icarl = made_up("icarl", 0, [[0.9]], kind="icarl", reliability=BINS)
-    found = drawn(icarl, made_up("covon", 0, [[0.8]], reliability=BINS))
-    assert list(points(found["reliability"][0])) == ["covon"]
+    found = drawn(made_up("icarl", 0, [[0.9]], kind="icarl"), made_up("covon", 0, [[0.8]]))
     assert len(found["calibration"][0].patches) == 1
 
 
