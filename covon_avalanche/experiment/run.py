@@ -26,7 +26,7 @@ from covon_avalanche.experiment.bundle import BundleInfo, write_bundle
 from covon_avalanche.experiment.data_settings import FolderStream
 from covon_avalanche.experiment.epoch_log import EpochLog
 from covon_avalanche.experiment.evaluator import Evaluator, training_loggers
-from covon_avalanche.experiment.precision import SLOW, is_slow, used_precision
+from covon_avalanche.experiment.precision import used_precision
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.registry.base import Problem
 from covon_avalanche.experiment.result import Epoch, EvaluatedOn, Result
@@ -121,8 +121,6 @@ class Run:
     def finish(self) -> Result:
         """Build everything, restore the last checkpoint, if any, and train the rest."""
         machine.check_device(self.recipe.device)
-        if is_slow(self.recipe.precision, self.recipe.device):
-            warnings.warn(SLOW, stacklevel=3)
         while True:
             machine.free_memory()
             self.build()

@@ -45,14 +45,11 @@ def test_auto_is_bfloat16_where_the_processor_has_it(processor):
         assert row["settings.precision"] == used  # so that it is compared with its like
 
 
-def test_bfloat16_on_a_processor_without_it_warns(processor, recwarn):
+def test_bfloat16_on_a_processor_without_it_is_slow(processor):
     processor("avx512f")
-    with pytest.warns(UserWarning, match=r'this processor has no instructions .*; "auto" decides'):
-        run("bfloat16")
+    assert precision.is_slow("bfloat16", "cpu")
     processor("amx_bf16")
-    recwarn.clear()
-    run("bfloat16")
-    assert not [warning for warning in recwarn if "precision" in str(warning.message)]
+    assert not precision.is_slow("bfloat16", "cpu")
 
 
 def test_an_accelerator_is_asked_without_emulation(monkeypatch):
