@@ -34,7 +34,6 @@ from covon_avalanche.experiment.recipe import Recipe, choose, load_recipe
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run_folder import (
     RunFolder,
-    RunSpec,
     finished_runs,
     other_data,
     other_settings,
@@ -138,9 +137,11 @@ def run(
             "remove the folders or choose another --out"
         )
     parallel = min(jobs or default_processes(chosen.device), max(1, len(new)))
+    finished = len(folders) - len(new) - len(damaged)
+    done = f"{finished} finished, {len(new)} to run, {parallel} in parallel"
+    header = f"{chosen.title}: {_runs(folders)}, {done}"
     if dry_run:
-        done = f"{len(folders) - len(new)} finished, {len(new)} to run, {parallel} in parallel"
-        typer.echo(f"{chosen.title}: {_runs(folders)}, {done}")
+        typer.echo(header)
         if new:
             stored = finished_runs(whole, runs, dataset_root)
             check_and_estimate(new, stored, parallel, here=not on_cluster)
@@ -151,6 +152,7 @@ def run(
     if on_cluster:
         _submit(chosen, new, runs, options, slurm or [])
     else:
+        typer.echo(header)
         raise typer.Exit(_run_and_summarise(folders, whole, runs, options, parallel))
 
 
@@ -167,21 +169,16 @@ def _run_and_summarise(
     """
     console = Console()
     start = time.perf_counter()
-    header = f"{whole.title}: {_runs(folders)}, {processes} in parallel"
-    console.print(header, markup=False, soft_wrap=True)
     progress = GridProgress(console, len(folders))
     status = progress.follow(partial(run_grid, folders, options, processes=processes))
     if any(outcome.result is not None for outcome in progress.outcomes):
-        new = {outcome.folder.spec for outcome in progress.outcomes if not outcome.cached}
-        results = finished_runs(whole, runs, folders[0].dataset_root, store=True)
-        _summarise(results, runs, new, console)
+        _summarise(finished_runs(whole, runs, folders[0].dataset_root, store=True), runs, console)
         console.print(f"Total time: {time.perf_counter() - start:.0f} s")
     return status
 
 
-def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: Console) -> None:
-    """Write the table and the plot to files, and print it; results that are not in ``new`` are
-    marked as cached."""
+def _summarise(results: list[Result], folder: Path, console: Console) -> None:
+    """Write the table and the plot to files, and print it."""
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     found = comparisons(results_frame(results))  # several, if runs differ in precision = "auto"
@@ -189,19 +186,11 @@ def _summarise(results: list[Result], folder: Path, new: set[RunSpec], console: 
     write_atomically(folder / "table.md", text)
     figures.save(found[0], "curves", folder / "accuracy.png")
     for comparison in found:
-        table = tables.summary_table(comparison, tables.FULL)
-        runs = comparison.by_strategy(lambda own: own[["strategy", "seed"]].itertuples(index=False))
-        cached = [[run not in new for run in own] for own in runs.values()]
-        if any(map(any, cached)):
-            table["cached"] = [f"{sum(own)} of {len(own)}" for own in cached]
-        typer.echo(tables.aligned(table, form="simple"))
+        typer.echo(tables.aligned(tables.summary_table(comparison, tables.FULL), form="simple"))
         for remark in comparison.remarks:
             typer.echo(remark)
     shown = tables.metrics_of(found[0], tables.FULL)
-    legend = [f"{metric.heading}: {metric.meaning}" for metric in shown]
-    if len(new) < len(results):
-        legend.append("cached: finished before")
-    text = ". ".join(legend)
+    text = ". ".join(f"{metric.heading}: {metric.meaning}" for metric in shown)
     console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
     typer.echo(
         f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"

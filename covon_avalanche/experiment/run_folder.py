@@ -223,10 +223,8 @@ class RunFolder(StoredRun):
         if (theirs := StoredRun(other).own_settings(self.dataset_root, moved=moved)) is None:
             return None
         ours = flat(same_settings(self.settings, self.dataset_root))
-        # compared as JSON, where true is not 1
-        texts = [{k: json.dumps(own[k], sort_keys=True) for k in own} for own in (ours, theirs)]
-        keys = [k for k in ours | theirs if len({text.get(k) for text in texts}) > 1]
-        return {key: (theirs.get(key, "unset"), ours.get(key, "unset")) for key in keys}
+        both = {k: (theirs.get(k, "unset"), ours.get(k, "unset")) for k in ours | theirs}
+        return {key: (their, our) for key, (their, our) in both.items() if their != our}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
