@@ -97,7 +97,6 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["report", "nowhere"], "nowhere cannot be read: No such file"),
         (["report", "."], "there is no finished run in ."),
         (["compare", "nowhere", "nowhere"], "nowhere cannot be read: No such file"),
-        (["search", "permuted-digits", "--validation-size", "0"], "holds out no validation images"),
         (["search", "permuted-digits", "--set", "search.covno={}"], "no strategy 'covno'; known"),
         (["data", "verify", "Nothing", "--root", "."], "Nothing"),
     ],

@@ -79,10 +79,10 @@ def search(
     """
     changes = list(settings or ())
     given = choose(load_recipe(recipe, changes), epochs=epochs)
-    if validation_size is None and not given.stream.validation_size:
+    if not validation_size and not given.stream.validation_size:
         validation_size = _HELD_OUT
         typer.echo(f"{given.name} holds out no images: using --validation-size {_HELD_OUT}")
-    if validation_size is not None:
+    if validation_size:
         changes.append(f"stream.validation_size={validation_size:.12g}")
     held_out = choose(load_recipe(recipe, changes), epochs=epochs)
     chosen = choose(held_out, joined(strategies))

@@ -36,7 +36,6 @@ from covon_avalanche.experiment.search_space import (
     Searched,
     Space,
     accepted,
-    check_space,
     default_space,
     flat_settings,
     rounded,
@@ -73,7 +72,6 @@ class Search:
     :param folder: of the searches for all strategies; several machines may share it.
     :param seed: seed of permutations, weights and draws: one that no report uses.
     :param number: of trials, without those that extend the grid.
-    :raises RecipeError: if the recipe has no validation images or an invalid search space.
     """
 
     recipe: Recipe
@@ -83,17 +81,6 @@ class Search:
     number: int
     dataset_root: Path | None = None
     _trials: dict[str, Trial | None] = field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not self.recipe.stream.validation_size:
-            raise RecipeError(
-                f"recipe {self.recipe.name} holds out no validation images: give "
-                "--validation-size, or set stream.validation_size"
-            )
-        try:
-            check_space(self.strategy, self.settings, self.space)
-        except ValueError as error:
-            raise RecipeError(f"search.{error}") from error
 
     @property
     def settings(self) -> StrategySettings:
@@ -294,7 +281,7 @@ def searches_in(folder: Path) -> list[Search]:
             asked = _Asked.model_validate_json(file.read_bytes())
             asked_for = asked.recipe, file.parent.name, folder, asked.seed, asked.number
             search = Search(*asked_for, asked.dataset_root)
-        except (ValidationError, RecipeError, KeyError) as error:
+        except (ValidationError, RecipeError) as error:
             raise RecipeError(
                 f"{file} is damaged: run `covon search` for {file.parent.name} again"
             ) from error

@@ -126,13 +126,17 @@ def _validated(settings: StrategySettings, key: str, value: Any) -> Any:
 
 
 def default_space(settings: StrategySettings) -> dict[str, Space]:
-    """From a tenth of each searched setting to ten times it, or to its upper bound."""
+    """From a tenth of each searched setting to ten times it, or to its upper bound; without those
+    that a schedule sets from the first task on."""
+    known = settings.model_dump()
+    first_task = (known.get("schedule") or [{}])[0]
     return {
         key: Space(
             low=rounded(value / 10), high=min(rounded(10 * value), settings.upper_bound(key))
         )
-        for key, value in settings.model_dump().items()
+        for key, value in known.items()
         if isinstance(value, float) and value > 0 and settings.is_searched(key)
+        if first_task.get(key) is None
     }
 
 

@@ -337,6 +337,7 @@ def test_a_space_that_does_not_fit_the_strategy_is_refused(name, key, values, me
 def test_settings_that_a_schedule_sets_cannot_be_searched():
     own = recipe_of("covon").model_dump()
     own["strategies"]["covon"] |= {"schedule": [{"lr": 0.1}, {}], "later_hess_init": None}
+    assert "lr" not in space_of(validate(own, "recipe"), "covon")
     own["search"] = {"covon": {"lr": {"low": 1e-4, "high": 1e-1}}}
     with pytest.raises(RecipeError, match=r"covon\.lr cannot be searched: the schedule of covon"):
         validate(own, "recipe")
