@@ -52,10 +52,6 @@ class EpochLog(SupervisedPlugin):
         self._begin()
         self._since = time.perf_counter()
 
-    def leave_out(self, seconds: float) -> None:
-        """Do not count the last ``seconds`` as training."""
-        self._since += seconds
-
     def _tick(self) -> float:
         now = time.perf_counter()
         passed, self._since = now - self._since, now

@@ -77,7 +77,6 @@ class Checkpointer:
     :param root: ``"model"``, ``"strategy"`` and what else belongs to the state; all of it is
         changed in place.
     :param data: the benchmark's, see :func:`~covon_avalanche.experiment.state.benchmark_data`.
-    :param on_store: called after each storing with the seconds that it took.
     """
 
     def __init__(
@@ -86,11 +85,10 @@ class Checkpointer:
         root: dict[str, Any],
         data: dict[str, Any],
         options: RunOptions,
-        on_store: Callable[[float], None],
     ) -> None:
         self.folder, self.run = folder.checkpoint_folder, folder.hash
         self.root, self.data = root, data
-        self.options, self.on_store = options, on_store
+        self.options = options
         self._inside = _is_plain(root["strategy"])
         self._device = root["strategy"].device
         self._between = True
@@ -176,7 +174,6 @@ class Checkpointer:
             self._inside = self._store()
 
     def _store(self) -> bool:
-        start = time.monotonic()
         try:
             generators = {"epoch_start": self._epoch_start, "now": _generator_states(self._device)}
             state = capture({**self.root, "generators": generators}, self.data)
@@ -186,7 +183,6 @@ class Checkpointer:
             _log.warning("no checkpoints %s experiences: %s", where, error)
             return False
         self._stored_at = time.monotonic()
-        self.on_store(self._stored_at - start)
         return True
 
 

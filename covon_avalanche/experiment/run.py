@@ -178,7 +178,7 @@ class Run:
         machine.reset_peak_memory(self.recipe.device)
         root = {"model": self.model, "strategy": self.strategy, "diagnostics": self.diagnostics}
         data = benchmark_data(self.benchmark.streams)
-        checkpointer = Checkpointer(self.folder, root, data, self.options, self.log.leave_out)
+        checkpointer = Checkpointer(self.folder, root, data, self.options)
         self.strategy.checkpointer = checkpointer
         stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
         experiences = [stream] if self.settings.kind == "joint" else list(stream)

@@ -14,7 +14,7 @@ from miniature import pacs
 from small_recipes import CLOSED_FORM, FEW, OFTEN, STRATEGIES, run_strategy, small_recipe
 from torch import nn
 
-from covon_avalanche.experiment import checkpoint, epoch_log, resumable
+from covon_avalanche.experiment import checkpoint, resumable
 from covon_avalanche.experiment import run as running
 from covon_avalanche.experiment.checkpoint import (
     Point,
@@ -125,27 +125,6 @@ def test_augmented_images_and_channels_last_resume_bit_exactly(name, workers, tm
     result = run_with_stops(recipe, name, tmp_path / "runs", stops, OFTEN, tmp_path)
     assert result.outcome() == undisturbed.outcome()
     assert result.resumed == 2
-
-
-def test_storing_does_not_count_as_training(tmp_path, monkeypatch):
-    """By a clock that hardly moves but while a state is stored."""
-    save, now = resumable.save_checkpoint, [0.0]
-
-    def passed(seconds):
-        now[0] += seconds
-        return now[0]
-
-    def slow(*arguments):
-        passed(1.0)
-        save(*arguments)
-
-    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: passed(1e-6))
-    for module in (resumable, epoch_log):
-        monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(resumable, "save_checkpoint", slow)
-    result = run_in_folder(RunFolder(tmp_path, recipe_of("finetune"), "finetune", 0), OFTEN)
-    assert int(now[0]) == 2 * (2 * 4 + 2 + 1)  # after batches, epochs and domains
-    assert 0 < sum(epoch.seconds for epoch in result.epochs) <= sum(result.train_seconds) < 0.1
 
 
 def test_between_domains_and_when_the_time_has_passed_a_checkpoint_is_stored(tmp_path, monkeypatch):
