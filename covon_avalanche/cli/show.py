@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
 from covon_avalanche.cli.options import RecipeName, fail
 from covon_avalanche.experiment.recipe import load_recipe, read_recipe, recipe_file, shipped_recipes
@@ -83,7 +80,7 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
         del table["recipe"]
     if not any(settings):
         del table["settings"]
-    _print_table([*table], zip(*table.values(), strict=True))
+    _print_table(table)
     counts = Counter(state for state, _ in states)
     typer.echo(", ".join(f"{number} {state}" for state, number in counts.items()))
 
@@ -92,17 +89,16 @@ def print_searches(folder: Path) -> None:
     """Print trials, best A_T and its settings of each strategy, and the time that is left."""
     found = [search.summary() for search in searches_in(folder)]
     seconds = sum(row.pop("seconds") for row in found)
-    _print_table([*found[0]], [[*row.values()] for row in found])
+    _print_table(found)
     running = sum(int(row["running"]) for row in found)
     if running and seconds:
         typer.echo(f"about {seconds / running / 60:.0f} min left")
 
 
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(*(Column(name, overflow="fold") for name in columns))
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 10_000  # one line per row, for grep
-    console.print(table)
+def _print_table(columns: Mapping[str, Sequence[str]] | Sequence[Mapping[str, str]]) -> None:
+    import pandas as pd
+
+    from covon_avalanche.report.tables import aligned
+
+    table = pd.DataFrame(columns)
+    typer.echo(aligned(table, left=len(table.columns), form="simple"))
