@@ -78,8 +78,9 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
     [
         (["run", "nothing"], "there is no recipe 'nothing'; known are "),
         (["run", "--strategies", "covon,ewcc"], "has no strategy 'ewcc'; known are finetune, "),
-        (["run", "--seeds", "5-2"], "seeds = []: List should have at least 1 item"),
+        (["run", "--seeds", "5-2"], "the range of seeds '5-2' is empty"),
         (["run", "--seeds", "9" * 5000], "seeds must look like 0-4 or 0,3,7, got '99"),
+        (["run", "--seeds", "0-99999999999"], "'0-99999999999' is of more than 10000"),
         (["run", "--set", f"epochs={'9' * 5000}"], "epochs = '999"),
         (["run", "--set", f"epochs={'[' * 9000}"], "epochs = '[[["),
         (["run", "a" * 300], "cannot read or write aaa"),

@@ -385,13 +385,16 @@ def choose(
 def parse_seeds(text: str) -> list[int]:
     """``0-4`` or ``0,3,7``.
 
-    :raises RecipeError: if it is something else.
+    :raises RecipeError: if it is something else, or empty.
     """
     seeds: list[int] = []
     for part in text.split(","):
         if not (match := re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part)):
             raise RecipeError(f"seeds must look like 0-4 or 0,3,7, got {text!r:.200}")
         first, last = int(match[1]), int(match[2] or match[1])
+        if not 0 <= last - first < 10**4:
+            size = "empty" if last < first else "of more than 10000"
+            raise RecipeError(f"the range of seeds {part.strip()!r} is {size}")
         seeds += range(first, last + 1)
     return seeds
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -223,8 +224,10 @@ class RunFolder(StoredRun):
         if (theirs := StoredRun(other).own_settings(self.dataset_root, moved=moved)) is None:
             return None
         ours = flat(same_settings(self.settings, self.dataset_root))
-        both = {k: (theirs.get(k, "unset"), ours.get(k, "unset")) for k in ours | theirs}
-        return {key: (their, our) for key, (their, our) in both.items() if their != our}
+        # compared as JSON, where true is not 1
+        texts = [{k: json.dumps(own[k], sort_keys=True) for k in own} for own in (ours, theirs)]
+        keys = [k for k in ours | theirs if len({text.get(k) for text in texts}) > 1]
+        return {key: (theirs.get(key, "unset"), ours.get(key, "unset")) for key in keys}
 
     @contextmanager
     def opened(self) -> Iterator[None]:

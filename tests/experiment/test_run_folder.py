@@ -134,6 +134,20 @@ def test_settings_without_effect_and_other_spellings_of_paths_are_no_other_run(i
     assert RunFolder(runs, changed, "finetune", 0, tmp_path).path != first.path
 
 
+def test_arguments_that_a_class_can_tell_apart_are_another_run(tmp_path):
+    def folder_of(value):
+        own = {"kind": "custom", "lr": 0.1, "implementation": "m:C", "arguments": {"x": value}}
+        return RunFolder(tmp_path, small_recipe({"own": own}), "own", 0)
+
+    first = folder_of(1)
+    first.path.mkdir(parents=True)
+    first.write_start({})
+    for value in (True, 1.0, [1]):
+        assert folder_of(value).path != first.path
+        assert folder_of(value).differences(first.path) == {"strategy.arguments.x": (1, value)}
+    assert folder_of(1).differences(first.path) == {}
+
+
 def test_a_classifier_in_closed_form_is_not_repeated_for_epochs_and_batches(tmp_path):
     strategies = {
         "ridge": STRATEGIES["ridge"],
