@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any
 
 from covon_avalanche.safe_text import printable
@@ -46,4 +47,5 @@ def shorten_warnings() -> None:
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {printable(str(message))}", file=sys.stderr)
+    with suppress(OSError):  # its reader has exited
+        print(f"warning: {printable(str(message))}", file=sys.stderr)

@@ -279,13 +279,13 @@ def searches_in(folder: Path) -> list[Search]:
     for file in sorted(folder.glob("*/search.json")):
         try:
             asked = _Asked.model_validate_json(file.read_bytes())
-            asked_for = asked.recipe, file.parent.name, folder, asked.seed, asked.number
-            search = Search(*asked_for, asked.dataset_root)
-        except (ValidationError, RecipeError) as error:
+            asked.recipe.strategies[file.parent.name]
+        except (ValidationError, RecipeError, KeyError) as error:
             raise RecipeError(
                 f"{file} is damaged: run `covon search` for {file.parent.name} again"
             ) from error
-        found.append(search)
+        asked_for = asked.recipe, file.parent.name, folder, asked.seed, asked.number
+        found.append(Search(*asked_for, asked.dataset_root))
     return sorted(found, key=lambda search: [*search.recipe.strategies].index(search.strategy))
 
 

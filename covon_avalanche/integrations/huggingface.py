@@ -148,7 +148,7 @@ class _ByKeyword(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.training = model, model.training
+        self.model = model
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
         known = signature(self.model.forward).parameters

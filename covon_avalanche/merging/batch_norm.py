@@ -22,14 +22,17 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
 
     They become the plain average over the batches, as in ``torch.optim.swa_utils.update_bn``,
     but dropout is off, and layers that receive no batch, stay in eval mode, or are in eval mode
-    while the model is in training mode, keep their statistics, as all layers do if the pass is
-    interrupted. Without batch norm there is no pass.
+    while the model, without its wrappers, is in training mode, keep their statistics, as all layers
+    do if the pass is interrupted. Without batch norm there is no pass.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``; shuffled, because
         variances are computed within a batch.
     :raises ValueError: for batches in another format, or without examples.
     """
-    frozen = {norm for norm in batch_norms(model) if model.training and not norm.training}
+    wrapped = model
+    while len(inner := [*wrapped.children()]) == 1:  # a wrapper has its own mode
+        wrapped = inner[0]
+    frozen = {norm for norm in batch_norms(model) if wrapped.training and not norm.training}
     with in_mode(model, train=True):
         norms = [norm for norm in batch_norms(model) if norm.training and norm not in frozen]
     if not norms:

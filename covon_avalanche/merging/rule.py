@@ -74,7 +74,7 @@ class Task:
     def batches(self) -> Iterable[Batch]:
         """Start a pass over the task's data.
 
-        :raises ValueError: without data, or for batches in another format.
+        :raises ValueError: without a batch, or for batches in another format.
         """
         if self._batches is None:
             raise ValueError("this merge rule needs the task's data: pass batches")

@@ -546,7 +546,7 @@ class CoVON(PosteriorOptimizer):
             assert p.grad is not None
             sample = record.statistic(p) if averaged else buffer.content
             for found, value, what in (samples, sample, "sample"), (grads, p.grad, "gradient"):
-                fits = buffer.fits(value)
+                fits = buffer.fits(value) and is_sharded(value) == is_sharded(p)
                 found[p] = value if fits else match_layout(value, p, name, what, bfloat16)
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE

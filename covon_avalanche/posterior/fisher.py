@@ -100,6 +100,8 @@ def _average(add: Add, model: nn.Module, batches: Iterable[Batch], criterion: Cr
         for batch in checked(batches):
             add(model, sums, batch, criterion)
             examples += len(batch[1])
+    if examples == 0:
+        raise ValueError("the Fisher needs at least one example, got empty batches")
     return {n: (total / examples).to(model.get_parameter(n).dtype) for n, total in sums.items()}
 
 

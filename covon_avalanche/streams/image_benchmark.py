@@ -163,9 +163,9 @@ def image_benchmark(
 def _warn_of_case(what: str, names: Iterable[str]) -> None:
     known: dict[str, str] = {}
     for name in names:
-        plain = re.sub(r"[\s_-]+", " ", name.casefold()).strip()
+        plain = re.sub(r"(?<=\w)[\s_-]+(?=\w)", " ", name.casefold().strip())
         if (other := known.setdefault(plain, name)) != name:
-            only = "case" if name.casefold() == other.casefold() else "spaces or case"
+            only = "case" if name.casefold() == other.casefold() else "spaces, _, - or case"
             warnings.warn(f"the {what} {other!r} and {name!r} differ in {only} only", stacklevel=4)
 
 

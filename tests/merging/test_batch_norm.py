@@ -146,3 +146,18 @@ def test_layers_in_eval_mode_while_the_model_trains_keep_theirs(with_covon):
     strategy.train(toy_benchmark().train_stream[0])
     assert (model[5].running_mean == 3).all()
     assert int(model[1].num_batches_tracked) == 3
+
+
+def test_a_model_in_eval_mode_within_a_wrapper_is_updated(batches):
+    class Wrapper(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x)
+
+    wrapper, alone = Wrapper(network().eval()), network()
+    for model in (wrapper, alone):
+        update_batch_norm(model, batches)
+    torch.testing.assert_close(statistics(wrapper.model), statistics(alone))
