@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import cache
@@ -17,18 +15,13 @@ import pytest
 import torch
 from hypothesis import settings
 from sklearn import datasets
-from terminal import start_forks
+from terminal import forks
 from torch import nn
 
 gc.disable()  # until all test modules have been imported
 torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
-
-
-def pytest_collection_finish(session):
-    if session.items and sys.platform == "linux":
-        start_forks()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,13 +108,5 @@ def in_this_process(monkeypatch):
 @pytest.fixture
 def forked(monkeypatch):
     """Worker processes are forked from one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
+    context = forks()
     monkeypatch.setattr("multiprocessing.get_context", lambda _: context)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Files of figures are a word, which takes no time."""
-    monkeypatch.setattr(
-        "covon_avalanche.report.figures.rendered", lambda figure, form: form.encode()
-    )

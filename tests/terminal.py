@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing.util
+import multiprocessing
 import os
 import runpy
 import signal
@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout, suppress
-from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 import torch.distributed as dist
@@ -141,33 +140,22 @@ def group_members(group: int) -> list[str]:
     return found
 
 
-def start_forks() -> None:
-    """Let multiprocessing's fork server be a fork of this process, which has imported everything,
-    but has no threads yet. Call it before the first test, and not where CUDA is in use."""
-
-    def fork(path: str, arguments: list[str], files: list[int]) -> int:
-        if child := os.fork():
-            return child
-        nothing = os.open(os.devnull, os.O_RDWR)
-        kept = {0, 1, 2, nothing, *files}
-        for file in {int(path.name) for path in Path("/dev/fd").iterdir()} - kept:
-            with suppress(OSError):  # the listing itself
-                os.fstat(file)
-                os.dup2(nothing, file)
-        try:
-            gc.freeze()  # so that runs collect garbage quickly
-            gc.enable()
-            exec(arguments[-1])  # what Python would do in a new process
-        finally:
-            os._exit(0)
-
-    with patch.object(multiprocessing.util, "spawnv_passfds", fork):
-        forkserver.ensure_running()
+def forks() -> BaseContext:
+    """Processes that are forked from one that imports Avalanche, once for all tests."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["avalanche.training", "covon_avalanche.experiment.run"])
+    return context
 
 
 def in_two_processes(work: Callable[..., None], *arguments: object) -> None:
     """Call ``work(rank, *arguments)`` in two processes."""
-    mp.start_processes(work, args=arguments, nprocs=2, start_method="forkserver")
+    forks()
+    mp.start_processes(_work, args=(work, *arguments), nprocs=2, start_method="forkserver")
+
+
+def _work(rank: int, work: Callable[..., None], *arguments: object) -> None:
+    gc.freeze()  # what was imported, so that runs collect garbage quickly
+    work(rank, *arguments)
 
 
 def covon_when_both_are_ready(rank: int, command: list[str], folder: str) -> None:
