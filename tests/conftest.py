@@ -110,3 +110,11 @@ def forked(monkeypatch):
     """Worker processes are forked from one that has imported everything."""
     context = forks()
     monkeypatch.setattr("multiprocessing.get_context", lambda _: context)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Files of figures are a word, which takes no time."""
+    monkeypatch.setattr(
+        "covon_avalanche.report.figures.rendered", lambda figure, form: form.encode()
+    )
