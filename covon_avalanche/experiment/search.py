@@ -279,7 +279,7 @@ def searches_in(folder: Path) -> list[Search]:
     for file in sorted(folder.glob("*/search.json")):
         try:
             asked = _Asked.model_validate_json(file.read_bytes())
-            asked.recipe.strategies[file.parent.name]
+            asked.recipe.strategies[file.parent.name]  # a KeyError, if the folder was renamed
         except (ValidationError, RecipeError, KeyError) as error:
             raise RecipeError(
                 f"{file} is damaged: run `covon search` for {file.parent.name} again"
