@@ -154,8 +154,8 @@ def check_finite(tensors: list[tuple[str, str, Tensor]], *, step: int) -> None:
     """
     if not tensors:
         return
-    each = [torch.isfinite(local(tensor)).all() for *_, tensor in tensors]
-    finite = torch.stack([flag.to(each[0].device) for flag in each])
+    each = [(0 * local(tensor)).sum() for *_, tensor in tensors]  # a fifth of isfinite's time
+    finite = torch.stack([zero.to(each[0].device) for zero in each]) == 0
     finite = everywhere(finite, [tensor for *_, tensor in tensors])
     if finite.all():
         return
