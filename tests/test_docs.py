@@ -19,7 +19,10 @@ import pytest
 from terminal import check_command
 
 import covon_avalanche
+from covon_avalanche.experiment.data_settings import STREAMS
 from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.experiment.registry import KINDS
+from covon_avalanche.experiment.registry.merge_rules import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -112,6 +115,12 @@ def test_commands_parse(page):
             check_command(words, whole)
         elif wanted := re.findall(r"^\.\[([\w,]+)\]$", words[-1]):
             assert set(wanted[0].split(",")) <= extras, words
+
+
+def test_the_page_of_recipes_has_all_kinds_streams_and_rules():
+    page = (ROOT / "docs/experiments.md").read_text("utf-8")
+    rules = [f'"{rule}"' for rule in RULES]
+    assert not [name for name in (*KINDS, *STREAMS, *rules) if f"`{name}`" not in page]
 
 
 def test_versions_agree():

@@ -1,16 +1,21 @@
 """The registry of strategies: facts, the preset, merge rules, optimizers."""
 
+from typing import get_args
+
 import pytest
 import torch
 from small_recipes import CLOSED_FORM, NEWTON, STRATEGIES, small_recipe
 from torch import nn
+from toy_merging import RULES
 
 from covon_avalanche import BayesByBackprop, MergePlugin, merging
 from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
-from covon_avalanche.experiment.registry import KINDS, stored_strategy
+from covon_avalanche.experiment.registry import KINDS, merge_rules, stored_strategy
 from covon_avalanche.experiment.registry.bayesian import CoVON
+from covon_avalanche.experiment.registry.merge_rules import Mergeable
 from covon_avalanche.experiment.run_settings import run_hash
+from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.plugins import ClassifierAlignmentPlugin
 from covon_avalanche.presets import PERCEPTRON
 
@@ -33,16 +38,7 @@ HASHES = {
 """Hashes of seed 0 and the last CoVON of each shipped recipe: changed ones would be run again."""
 FINETUNE_HASH = "47b4c433e1"
 """Hash of fine-tuning in the small recipe."""
-MERGEABLE = ["finetune", "ewc", "avalanche-ewc", "lwf", "avalanche-lwf", "ada-reg", "covon"]
-RULES = {
-    "regmean": merging.RegMean,
-    "kfac": merging.KFACMerge,
-    "average": merging.Average,
-    "ema": merging.EMA,
-    "fisher": merging.FisherMerge,
-    "cofima": merging.CoFiMA,
-    "magmax": merging.MagMax,
-}
+MERGEABLE = [kind for kind, cls in KINDS.items() if issubclass(cls, Mergeable)]
 
 
 def covon(**changes):
@@ -121,11 +117,18 @@ def rule_of(kind, **changes):
     return method.arguments.get("merge") if kind == "covon" else merges[0] if merges else None
 
 
+def test_no_rule_is_left_out():
+    classes = (value for value in vars(merging).values() if isinstance(value, type))
+    rules = {cls for cls in classes if issubclass(cls, merging.MergeRule)}
+    assert {type(make()) for make in RULES.values()} == rules - {merging.MergeRule}
+    assert {*merge_rules.RULES} == {*RULES, *get_args(SlowStep)}
+
+
 @pytest.mark.parametrize("kind", MERGEABLE)
 def test_each_rule_merges_after_every_domain(kind):
-    for name, rule in RULES.items():
+    for name, make in RULES.items():
         found = rule_of(kind, merge=name)
-        assert type(found) is rule
+        assert type(found) is type(make())
         gamma = settings("covon").gamma if kind == "covon" else 0.5
         assert getattr(found, "gamma", gamma) == gamma
     assert rule_of(kind, merge="none") == ("none" if kind == "covon" else None)

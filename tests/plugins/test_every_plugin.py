@@ -18,6 +18,7 @@ from toys import (
     toy_model,
 )
 
+from covon_avalanche import plugins
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
 from covon_avalanche.evaluation import MemoryFootprint
 from covon_avalanche.merging import DUCT, SLCA, Average, MagMax, RegMean
@@ -100,6 +101,12 @@ WHOLE_TASKS = {
     "vcl": (VCLPlugin, toy_model, vcl),
 }
 """Plugins that end each experience like a whole task, with a model and an optimizer for them."""
+OTHERS = ["AvalancheRWalkPlugin", "AvalancheSIPlugin", "DERPlugin"]
+
+
+def test_no_plugin_is_left_out():
+    found = {type(plugin()).__name__ for plugin, _, _ in WHOLE_TASKS.values()}
+    assert sorted(found.union(OTHERS)) == sorted(plugins.__all__)
 
 
 def online_experience(boundaries):
