@@ -6,11 +6,11 @@ Algorithm 1) with the previous tasks' posterior as its prior. Written from the p
 no code of the authors' repository or of ivon-opt was used. MIT licence.
 
 :func:`fast_step` is the algorithm for one parameter; ``cpu_kernel.step`` and
-``multi_tensor.step`` are the same for lists of parameters, faster. ``PosteriorOptimizer.step``
-checks settings and gradients and calls :meth:`CoVON._step`, which hands each group's tensors to
-one of these, or, with ``implementation="reference"`` and where a gradient is suspect, to
-``PosteriorOptimizer._step``, which calls :func:`fast_step` for each parameter and checks the
-results before it writes them.
+``multi_tensor.step`` do the same for lists of parameters, faster. ``PosteriorOptimizer.step``
+checks settings and gradients, then :meth:`CoVON._step` calls one of these two. With
+``implementation="reference"``, or where a gradient is suspect, ``PosteriorOptimizer._step`` calls
+:func:`fast_step` for each parameter instead, and checks all results before it writes them. The
+slow step, Eq. 8, is ``posterior.gaussian.merge_tensors``.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         """New mean and changed state entries after a step, as new tensors.
 
         :param grad: average gradient over the samples.
-        :param statistic: average of ``gradient * (theta - mean)``, see :class:`SampleAccumulator`.
+        :param statistic: average over the samples of what :class:`SampleAccumulator` describes.
         """
 
     @abstractmethod

@@ -20,7 +20,8 @@ class QuadraticPenaltyPlugin(SupervisedPlugin):
     The loss has the penalty ``factor * sum(importance * (theta - anchor)²)`` added. Its gradient is
     added to those of the loss just before the optimizer's step, so that subclasses find the
     gradient of the loss alone in ``before_update``, without another backward pass;
-    ``strategy.loss`` is without the penalty. Give the plugin to the strategy *after* a
+    ``strategy.loss`` is without the penalty. (:class:`QuadraticAnchorPlugin` pulls the weights
+    themselves, past the optimizer.) Give the plugin to the strategy *after* a
     :class:`PosteriorPlugin` or :class:`MergePlugin`. Memory is constant in the number of tasks.
     """
 
