@@ -413,7 +413,7 @@ class CoVON(PosteriorOptimizer):
         if has_natural_units(group):
             start["scale"] = natural_units.scale_of(mean)
             start["step_square"] = torch.zeros_like(start["scale"])
-            start["hess"].copy_(natural_units.first_hess(group, start["scale"]))
+            local(start["hess"]).copy_(natural_units.first_hess(group, start["scale"]))
             start |= self._first_prior(mean, group)  # unless a prior is in the state already
         else:
             start["hess"].fill_(group["hess_init"])
@@ -425,7 +425,8 @@ class CoVON(PosteriorOptimizer):
         prior = super()._first_prior(p, group)
         if has_natural_units(group):
             scale = natural_units.scale_of(p)
-            prior["prior_precision"].copy_(natural_units.first_prior_precision(group, scale))
+            first = natural_units.first_prior_precision(group, scale)
+            local(prior["prior_precision"]).copy_(first)
         return prior
 
     @property
@@ -774,7 +775,8 @@ class CoVON(PosteriorOptimizer):
         if replace:
             first = self._first_prior(mean, group)["prior_precision"]
             if "scale" in state:  # of the weights when the task started
-                first.copy_(natural_units.first_prior_precision(group, state["scale"]))
+                scale = state["scale"]
+                local(first).copy_(natural_units.first_prior_precision(group, scale))
             for m, hess, s0 in pieces(*map(local, (mean, state["hess"], first))):
                 yield m, ess * hess.clamp(min=0) + s0
             return

@@ -40,7 +40,7 @@ class MergeSettings(Table):
 
         rule = getattr(merging, type(self).__name__, None)
         defaults = {"gamma": gamma} if "gamma" in type(self).model_fields else {}
-        given = self.model_dump(exclude={"rule"}, exclude_none=True)
+        given = {key: value for key, value in self if key != "rule" and value is not None}
         return rule and rule(**{**defaults, **given})
 
 
