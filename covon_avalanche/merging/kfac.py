@@ -151,7 +151,7 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
         edges.append((layer, get_gradient_edge(output)))
 
     sums: dict[str, Tensor] = {}
-    torch.clear_autocast_cache()  # which may have casts of the weights without gradients
+    torch.clear_autocast_cache()  # of casts of the weights that were made without gradients
     generator = torch.Generator().manual_seed(0)
     attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     with in_mode(model, train=False), module_hooks() as hooks:
