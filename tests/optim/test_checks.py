@@ -17,6 +17,7 @@ from toy_optimizers import (
 )
 
 from covon_avalanche.optim import BayesByBackprop, CoVON
+from covon_avalanche.optim.checks import check_finite
 
 BOTH = [("lr", -1.0), ("lr", math.nan), ("lr", 1e39), ("lr", "9"), ("ess", 0.0), ("ess", "9")]
 BOTH += [("weight_decay", 1e308), ("mc_samples", 0), ("mc_samples", 1.5), ("mc_samples", "2")]
@@ -113,3 +114,15 @@ def test_damaged_groups_are_named_and_nothing_is_changed(trained, key, value, sa
     damaged = copy.deepcopy(trained.state_dict())
     damaged["param_groups"][0][key] = value
     refused(trained, damaged, says)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_entry_that_is_not_finite_is_found_and_large_ones_are_not(dtype):
+    """The sum of the large ones overflows."""
+    large = torch.full((100, 70), torch.finfo(dtype).max, dtype=dtype)
+    check_finite([("a", "gradient", large), ("b", "gradient", large[:0])], step=1)
+    for value in (math.nan, math.inf, -math.inf):
+        bad = large.clone()
+        bad[71, 3] = value
+        with pytest.raises(FloatingPointError, match=r"new mean of 'b' is not finite in step 5"):
+            check_finite([("a", "new mean", large), ("b", "new mean", bad)], step=5)
