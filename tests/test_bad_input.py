@@ -298,6 +298,8 @@ def test_files_that_cannot_be_written(tmp_path):
         sentence = refused(*arguments, "--out", out)
         assert sentence == f"covon: cannot read or write {out}: Not a directory"
     assert "Not a directory" in refused("report", tmp_path / "result.json", "--out", out)
+    sentence = refused("report", tmp_path / "result.json", "--out", out, "--columns", "A_T,bwt")
+    assert "no column is named 'bwt'; known are A_T, difference, p, A_T pooled" in sentence
 
 
 @pytest.mark.parametrize(

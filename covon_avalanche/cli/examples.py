@@ -21,6 +21,7 @@ EXAMPLES = {
     "report": (
         "covon report runs/permuted-digits",
         "covon report runs/pacs results.jsonl -o report --title PACS --zip",
+        "covon report runs/pacs --columns A_T,difference,BWT,memory,seeds",
     ),
     "compare": ("covon compare runs/mine/covon/seed-0-HASH runs/mine/covon/seed-1-HASH",),
     "predict": (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from covon_avalanche.cli.options import expanded
+from covon_avalanche.cli.options import expanded, fail
 
 
 def report(
@@ -21,6 +21,10 @@ def report(
         ),
     ] = Path("report"),
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
+    columns: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="Columns of the tables, e.g. A_T,BWT,seeds."),
+    ] = "",
     archive: Annotated[
         bool, typer.Option("--zip", metavar="", help="Also write FOLDER.zip with all results.")
     ] = False,
@@ -29,14 +33,21 @@ def report(
     from covon_avalanche.experiment.search import is_search
     from covon_avalanche.report.page import write_archive, write_report
     from covon_avalanche.report.results import read_results, results_frame
+    from covon_avalanche.report.tables import check_headings
 
     searches = [path for path in runs if is_search(path)]
     others = [path for path in runs if path not in searches]
     found = read_results(others) if others else []
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    try:
+        check_headings(names)
+    except ValueError as error:
+        fail(str(error))
+    options: dict[str, Any] = {"title": title, "searches": searches, "columns": names}
     if archive:
-        file = write_archive(found, out, title=title, searches=searches)
+        file = write_archive(found, out, **options)
         typer.echo(f"{file}: the report, its recipes, and results.jsonl")
     else:
-        write_report(results_frame(found), out, title=title, searches=searches)
+        write_report(results_frame(found), out, **options)
     what = f"{len(found)} runs" if others else "the trials of a search"
     typer.echo(f"{out / 'index.html'}: {what}; tables and figures beside it")

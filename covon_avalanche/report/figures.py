@@ -1,4 +1,4 @@
-"""The figures of a report, as SVG and PNG."""
+"""The figures of a report, as PDF, PNG and SVG."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from covon_avalanche.report.summary import Comparison
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FORMS = ("pdf", "png", "svg")  # the page shows the last
 INK = "#1b1f24"  # of offline training and text, as in report.mplstyle
 _COLOURS = (
     *("#1d6fb8", "#e8650a", "#0b5d43", "#d0459b", "#4a1f7a", "#7a2f12"),
@@ -34,9 +35,10 @@ _MAX_NUMBERED = 10  # columns of a heat map with numbers
 
 
 def rendered(figure: Figure, form: str) -> bytes:
-    """The bytes of a ``svg`` or ``png`` file; the same figure gives the same bytes."""
+    """The bytes of a file of one of the ``FORMS``; the same figure gives the same bytes."""
     file = io.BytesIO()
-    metadata = {"Date": None, "Creator": None} if form == "svg" else None
+    undated = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
+    metadata = undated.get(form)
     figure.savefig(file, format=form, dpi=160, facecolor="white", metadata=metadata)
     return file.getvalue()
 

@@ -25,22 +25,28 @@ from covon_avalanche.safe_text import csv_text
 
 
 def write_report(
-    runs: pd.DataFrame, folder: Path, *, title: str | None = None, searches: Sequence[Path] = ()
+    runs: pd.DataFrame,
+    folder: Path,
+    *,
+    title: str | None = None,
+    searches: Sequence[Path] = (),
+    columns: Sequence[str] = (),
 ) -> Path:
     """Write ``index.html``, ``table.md``, ``table.tex``, ``table.csv``, ``results.csv`` and
-    ``figures/*.svg`` and ``*.png``, replacing older ones atomically.
+    ``figures/*.pdf``, ``*.svg`` and ``*.png``, replacing older ones atomically.
 
     The page needs no other file and no network. The same results give the same bytes.
 
     :param runs: of :func:`~covon_avalanche.load_results`, of one recipe or several.
     :param title: of the page; by default those of the recipes.
     :param searches: folders of ``covon search``, whose trials the page shows.
+    :param columns: of ``table.md`` and ``table.tex``, by heading; by default all.
     :returns: the path of the page.
-    :raises ValueError: if there are neither runs nor searches.
+    :raises ValueError: if there are neither runs nor searches, or for an unknown column.
     :raises ResultError: if two results are of the same run.
     :raises RecipeError: if the files of a search are damaged.
     """
-    return _write(_comparisons(runs, searches), folder, title, searches)[-1]
+    return _write(_comparisons(runs, searches), folder, title, searches, columns)[-1]
 
 
 def write_archive(
@@ -49,19 +55,20 @@ def write_archive(
     *,
     title: str | None = None,
     searches: Sequence[Path] = (),
+    columns: Sequence[str] = (),
 ) -> Path:
     """Write a report, and ``FOLDER.zip`` with the report in a folder, a recipe for each comparison,
     and ``results.jsonl``, which ``load_results`` and ``covon report`` read; none has an absolute
     path.
 
     :param results: figures of others in the folder are left out of the archive.
-    :param title: of the page, see :func:`write_report` for this and ``searches``.
+    :param title: of the page, see :func:`write_report` for this and the other arguments.
     :returns: the path of the archive.
     """
     file = folder.resolve().with_name(f"{folder.resolve().name}.zip")
     found = _comparisons(results_frame(results), searches)
     with atomic_replace(file) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
-        for path in _write(found, folder, title, searches):
+        for path in _write(found, folder, title, searches, columns):
             archive.write(path, path.relative_to(folder))
         for comparison in found:
             archive.writestr(f"{_file_name(comparison.name)}.toml", recipe(comparison))
@@ -75,7 +82,11 @@ def _comparisons(runs: pd.DataFrame, searches: Sequence[Path]) -> list[Compariso
 
 
 def _write(
-    found: Sequence[Comparison], folder: Path, title: str | None, searches: Sequence[Path]
+    found: Sequence[Comparison],
+    folder: Path,
+    title: str | None,
+    searches: Sequence[Path],
+    columns: Sequence[str],
 ) -> list[Path]:
     """The files of a report; the page comes last."""
     files: dict[Path, str | bytes] = {}
@@ -83,7 +94,7 @@ def _write(
     searched: dict[str, list[pd.DataFrame]] = {}  # summary and trials by title
 
     def add(key: Any, name: str, figure: Any) -> None:
-        for form in ("png", "svg"):
+        for form in figures.FORMS:
             data = figures.rendered(figure, form)
             files[folder / "figures" / f"{_file_name(name)}.{form}"] = data
         images[key] = f"data:image/svg+xml;base64,{b64encode(data).decode()}"
@@ -104,8 +115,8 @@ def _write(
                 add(name, name, rates)
             files[folder / f"{_file_name(name)}.csv"] = csv_text(trials)
     if found:
-        files[folder / "table.md"] = tables.markdown(found)
-        files[folder / "table.tex"] = tables.latex(found)
+        files[folder / "table.md"] = tables.markdown(found, columns)
+        files[folder / "table.tex"] = tables.latex(found, columns)
         files[folder / "table.csv"] = tables.summary_csv(found)
         files[folder / "results.csv"] = tables.results_csv(found)
     loader = PackageLoader("covon_avalanche.report", ".")

@@ -21,8 +21,9 @@ from covon_avalanche.safe_text import printable
 _ADVICE = "(docs/how-to/choose-settings.md)"
 MIN_SEEDS = 3  # in common, which a paired test needs
 TEST = (
-    "two-sided paired t test of A_T over the seeds that a strategy has in common with the best "
-    "one, with Holm's (1979) correction for the number of strategies"
+    "A_T minus that of the best strategy, over the seeds that both have: mean ± 95 % confidence "
+    "interval (Student's t); p: two-sided paired t test, with Holm's (1979) correction for the "
+    "number of strategies"
 )
 
 
@@ -31,8 +32,9 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
 
     Columns ``average_accuracy_mean``, ``average_accuracy_std`` and so on (n - 1; NaN for a single
     run, or if any run lacks the measure), the largest ``memory_ratio`` and ``peak_memory``, the
-    number of ``seeds``, ``best`` (the highest A_T without offline training) and ``p_value``
-    against it.
+    number of ``seeds``, ``best`` (the highest A_T without offline training), and of the others the
+    paired ``difference`` in A_T from it, with ``difference_ci95``, half the width of its 95 %
+    confidence interval, and ``p_value``.
 
     :param runs: of one comparison, see :func:`~covon_avalanche.load_results`.
     """
@@ -48,21 +50,27 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
     learners = summary.index[~summary["offline"] & summary["average_accuracy_mean"].notna()]
     summary.insert(7, "best", summary.index == (learners[0] if len(learners) else None))
     scores = runs.pivot(index="seed", columns=by, values="average_accuracy")
-    return summary.assign(p_value=_p_values(scores, list(learners)))
+    return summary.join(_differences(scores, list(learners)))
 
 
-def _p_values(scores: pd.DataFrame, learners: Sequence[str]) -> pd.Series:
-    """p-values of each learner (a column) against the first over common seeds (rows), adjusted by
-    Holm's step-down method; without those with fewer than three pairs or equal differences."""
+def _differences(scores: pd.DataFrame, learners: Sequence[str]) -> pd.DataFrame:
+    """Differences of each learner (a column) from the first over common seeds (rows), half of their
+    95 % confidence intervals, and p-values adjusted by Holm's step-down method; without those with
+    fewer than three pairs or equal differences."""
     found = {}
     for name in learners[1:]:
         first, second = scores[[learners[0], name]].dropna().to_numpy().T
         if len(first) >= MIN_SEEDS and np.ptp(first - second) > 1e-12:
             from scipy.stats import ttest_rel
 
-            found[name] = ttest_rel(first, second).pvalue
-    ranked = pd.Series(found, dtype=float).sort_values()
-    return (ranked * np.arange(len(ranked), 0, -1)).cummax().clip(upper=1)
+            test = ttest_rel(second, first)
+            half = np.ptp(test.confidence_interval(0.95)) / 2
+            found[name] = (second - first).mean(), half, test.pvalue
+    columns = ["difference", "difference_ci95", "p_value"]
+    table = pd.DataFrame.from_dict(found, orient="index", columns=columns, dtype=float)
+    ranked = table["p_value"].sort_values()
+    adjusted = (ranked * np.arange(len(ranked), 0, -1)).cummax().clip(upper=1)
+    return table.assign(p_value=adjusted)
 
 
 @dataclass(frozen=True)

@@ -21,25 +21,27 @@ class Metric(NamedTuple):
 
     heading: str
     column: str  # of strategy_summary
-    digits: int  # after the decimal point; from two on, the standard deviation is shown, too
+    digits: int  # after the decimal point; from two on, the spread is shown, too
     meaning: str  # one sentence for the legend
 
     def text(self, row: pd.Series) -> str:
         """The cell of a strategy, a row of the summary."""
-        value, std = row[self.column], row.get(f"{self.column.removesuffix('_mean')}_std")
+        value, name = row[self.column], self.column.removesuffix("_mean")
+        spread = row.get(f"{name}_std", row.get(f"{name}_ci95"))
         if pd.isna(value):
             return MISSING
         if self.column == "p_value" and value < 0.001:
             return "<0.001"
         factor = {"%": 100, "MiB": 2**-20, "MFLOP": 1e-6}.get(self.heading.rpartition(" ")[2], 1)
         text = f"{round(factor * value, self.digits) + 0.0:.{self.digits}f}"  # not -0.0
-        known = self.digits > 1 and not pd.isna(std)
-        return f"{text} ± {factor * std:.{self.digits}f}" if known else text
+        known = self.digits > 1 and not pd.isna(spread)
+        return f"{text} ± {factor * spread:.{self.digits}f}" if known else text
 
 
 METRICS = (
     Metric("A_T %", "average_accuracy_mean", 2, "domain mean: mean over domains after the last"),
-    Metric("p", "p_value", 3, "p-value of the difference to the best strategy"),
+    Metric("difference %", "difference", 2, "to the best strategy, ± 95 % confidence interval"),
+    Metric("p", "p_value", 3, "p-value of this difference"),
     Metric("A_T pooled %", "weighted_accuracy_mean", 2, "accuracy over the images of all domains"),
     Metric("mean A_t %", "incremental_accuracy_mean", 2, "mean over time of A_t (domain mean)"),
     Metric("BWT %", "bwt_mean", 2, "backward transfer: mean change since a domain was learned"),
@@ -85,14 +87,27 @@ FULL = ("A_T %", "A_T pooled %", "mean A_t %", "BWT %", "max forgetting %", *SHO
 """Columns that ``covon run`` prints."""
 
 
+def check_headings(headings: Sequence[str]) -> None:
+    """:raises ValueError: for a heading that no metric has."""
+    known = [metric.heading.removesuffix(" %") for metric in METRICS]
+    for heading in headings:
+        if heading.removesuffix(" %") not in known:
+            raise ValueError(f"no column is named {heading!r}; known are {', '.join(known)}")
+
+
 def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Metric]:
     """The metrics that at least one strategy has, without the pooled A_T if it is A_T; or those of
-    them with some headings."""
+    them with some headings, with or without the unit.
+
+    :raises ValueError: as :func:`check_headings`.
+    """
+    check_headings(headings)
     summary = comparison.summary
     means, pooled = (summary[f"{name}_accuracy_mean"] for name in ("average", "weighted"))
     hidden = pooled.name if np.allclose(means, pooled, equal_nan=True) else ""
     known = [m for m in METRICS if summary[m.column].notna().any() and m.column != hidden]
-    return [metric for metric in known if not headings or metric.heading in headings]
+    wanted = {heading.removesuffix(" %") for heading in headings}
+    return [m for m in known if not wanted or m.heading.removesuffix(" %") in wanted]
 
 
 def summary_table(comparison: Comparison, headings: Sequence[str] = ()) -> pd.DataFrame:
@@ -126,24 +141,24 @@ def aligned(table: pd.DataFrame, left: int = 1, form: str = "pipe") -> str:
     return str(table.to_markdown(index=False, tablefmt=form, disable_numparse=True, colalign=sides))
 
 
-def markdown(found: Sequence[Comparison]) -> str:
-    """One table for each comparison."""
+def markdown(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
+    """One table for each comparison, of all or some metrics."""
     parts = []
     for comparison in found:
         if len(found) > 1:
             parts.append(f"## {_markdown(comparison.title)}\n")
-        parts.append(markdown_table(comparison))
+        parts.append(markdown_table(comparison, headings))
         parts += [f"{_markdown(remark)}\n" for remark in comparison.remarks]
         if comparison.summary["p_value"].notna().any():
-            parts.append(f"p: {TEST}.\n")
+            parts.append(f"difference: {TEST}.\n")
     return "\n".join(parts)
 
 
-def latex(found: Sequence[Comparison]) -> str:
-    """One ``tabular`` for each comparison, with the rules of booktabs."""
+def latex(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
+    """One ``tabular`` for each comparison, with the rules of booktabs, of all or some metrics."""
     parts = ["% needs \\usepackage{booktabs}\n"]
     for comparison in found:
-        table = summary_table(comparison)
+        table = summary_table(comparison, headings)
         style = table.style.hide(axis="index").format(escape="latex")
         style = style.format_index(axis=1, escape="latex")
         style = style.map(lambda _: "textbf:--rwrap", subset=_best_cells(comparison, table))

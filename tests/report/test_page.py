@@ -16,6 +16,7 @@ from made_up_results import compared, made_up, made_up_comparison
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_settings import run_hash, settings_of
 from covon_avalanche.report import load_results, results_frame, write_archive, write_report
+from covon_avalanche.report.figures import FORMS
 from covon_avalanche.report.page import recipe
 from covon_avalanche.report.tables import MISSING, class_table, settings_table
 
@@ -142,7 +143,7 @@ class TestPage:
         assert page.text["h1"] == NASTY
         assert NASTY in page.text["th"]
         for path in (tmp_path / "figures").iterdir():
-            assert re.fullmatch(r"[\w%.~-]+\.(svg|png)", path.name)
+            assert re.fullmatch(r"[\w%.~-]+\.(pdf|png|svg)", path.name)
             if path.suffix == ".svg":
                 ElementTree.parse(path)
         table = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
@@ -262,7 +263,7 @@ class TestFiles:
         shown = ["calibration", "curves", "forgetting", "memory", "time"]
         shown += [f"matrix-{name}" for name in ("buffer", "covon", "joint", "naive")]
         pictures = {p.name for p in (report / "figures").iterdir()}
-        assert pictures == {f"{name}.{kind}" for name in shown for kind in ("png", "svg")}
+        assert pictures == {f"{name}.{kind}" for name in shown for kind in FORMS}
 
     def test_the_same_results_give_the_same_bytes(self, report, tmp_path):
         with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
@@ -284,7 +285,7 @@ def test_the_archive_has_all_that_the_report_was_made_of(tmp_path):
     shown = {p.relative_to(report) for p in report.rglob("*.*")}
     got = {p.relative_to(tmp_path / "got") for p in (tmp_path / "got").rglob("*.*")}
     assert got - shown == {Path("r.toml"), Path("results.jsonl")}
-    assert shown - got == {Path(f"figures/matrix-old.{kind}") for kind in ("png", "svg")}
+    assert shown - got == {Path(f"figures/matrix-old.{kind}") for kind in FORMS}
     again = load_results(tmp_path / "got" / "results.jsonl")
     in_order = sorted(results, key=lambda r: (r.recipe, r.seed))
     pd.testing.assert_frame_equal(again, results_frame(in_order))

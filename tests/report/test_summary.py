@@ -114,6 +114,20 @@ class TestSignificance:
         by_hand = closed_form([best[s] for s in (2, 3, 4)], [other[s] for s in (2, 3, 4)])
         summary = strategy_summary(results_frame(runs))
         assert summary["p_value"].dropna().to_dict() == pytest.approx({"other": by_hand})
+        assert summary["difference"].dropna().index.tolist() == ["other"]
+
+    def test_the_interval_of_a_paired_difference(self):
+        """The 97.5 % quantile of Student's t with two degrees of freedom is 4.302653."""
+        other = (0.6, 0.7, 0.55)  # differences -0.3, -0.1, -0.3
+        runs = [made_up("best", s, [[a]]) for s, a in enumerate(self.best)]
+        runs += [made_up("other", s, [[a]]) for s, a in enumerate(other)]
+        comparison = compared(*runs)
+        row = comparison.summary.loc["other"]
+        half = 4.302653 * math.sqrt((2 * (0.2 / 3) ** 2 + (0.4 / 3) ** 2) / 2 / 3)
+        assert row["difference"] == pytest.approx(-0.7 / 3)
+        assert row["difference_ci95"] == pytest.approx(half)
+        shown = [MISSING, f"{-70 / 3:.2f} ± {100 * half:.2f}"]
+        assert summary_table(comparison)["difference %"].tolist() == shown
 
 
 class TestComparisons:

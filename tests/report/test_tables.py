@@ -5,6 +5,7 @@ import math
 import re
 
 import pandas as pd
+import pytest
 from made_up_results import compared, made_up, made_up_comparison
 
 from covon_avalanche.report.tables import (
@@ -37,14 +38,16 @@ def test_a_strategy_that_was_not_searched_is_marked_beside_others_that_were():
 
 def test_markdown():
     lines = markdown([compared(*made_up_comparison())]).splitlines()
-    heads = ["strategy", "A_T %", "p", "A_T pooled %", "mean A_t %"]
+    heads = ["strategy", "A_T %", "difference %", "p", "A_T pooled %", "mean A_t %"]
     heads += ["BWT %", "max forgetting %"]
-    assert cells(lines[0])[:7] == heads
-    assert cells(lines[2])[:4] == ["joint (offline)", "95.00 ± 0.00", MISSING, "95.00 ± 0.00"]
-    assert cells(lines[2])[4] == MISSING
-    assert cells(lines[3])[:4] == ["**covon**", "**77.50 ± 2.50**", MISSING, "76.25 ± 3.75"]
+    assert cells(lines[0])[:8] == heads
+    joint = ["joint (offline)", "95.00 ± 0.00", MISSING, MISSING, "95.00 ± 0.00"]
+    assert cells(lines[2])[:5] == joint
+    assert cells(lines[2])[5] == MISSING
+    covon = ["**covon**", "**77.50 ± 2.50**", MISSING, MISSING, "76.25 ± 3.75"]
+    assert cells(lines[3])[:5] == covon
     # A_t of the seeds: 0.9 and then 0.8, 0.75, 0.775; 0.9 falls to 0.8, 0.7, 0.75.
-    assert cells(lines[3])[4:7] == ["83.75 ± 1.25", "-15.00 ± 5.00", "15.00 ± 5.00"]
+    assert cells(lines[3])[5:8] == ["83.75 ± 1.25", "-15.00 ± 5.00", "15.00 ± 5.00"]
     assert cells(lines[4])[:2] == ["buffer (replay)", "75.00 ± 2.50"]
     assert len({len(cells(line)) for line in lines[:6]}) == 1
 
@@ -65,6 +68,15 @@ def test_the_short_table():
     lines = markdown_table(comparison, ("BWT %",), extra).splitlines()
     assert cells(lines[0]) == ["strategy", "BWT %", "paper"]
     assert cells(lines[3]) == ["**covon**", "-5.00 ± 7.07", "about 90"]  # only A_T is bold
+
+
+def test_columns_are_those_asked_for_with_or_without_their_unit():
+    found = [compared(*made_up_comparison())]
+    names = ["BWT", "A_T %", "seeds"]
+    assert cells(markdown(found, names).splitlines()[0]) == ["strategy", "A_T %", "BWT %", "seeds"]
+    assert r"\begin{tabular}{lrrr}" in latex(found, names)
+    with pytest.raises(ValueError, match="no column is named 'Bwt'; known are A_T, difference,"):
+        latex(found, ["Bwt"])
 
 
 def test_latex():
