@@ -40,7 +40,9 @@ class Metric(NamedTuple):
 
 METRICS = (
     Metric("A_T %", "average_accuracy_mean", 2, "domain mean: mean over domains after the last"),
-    Metric("difference %", "difference", 2, "to the best strategy, ± 95 % confidence interval"),
+    Metric(
+        "difference %", "difference", 2, "A_T minus the best strategy's, ± 95 % confidence interval"
+    ),
     Metric("p", "p_value", 3, "p-value of this difference"),
     Metric("A_T pooled %", "weighted_accuracy_mean", 2, "accuracy over the images of all domains"),
     Metric("mean A_t %", "incremental_accuracy_mean", 2, "mean over time of A_t (domain mean)"),
