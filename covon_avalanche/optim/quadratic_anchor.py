@@ -93,16 +93,19 @@ def grown(
 ) -> DiagGaussian:
     """The anchor in the current shapes of the parameters; entries of others stay as they are.
 
+    It is at least in float32, because long sums in bfloat16 stop growing.
+
     :param precision: of new entries, whose anchor is 0.
     :raises ValueError: if a parameter has become smaller.
     """
     means, precisions = dict(anchor.mean), dict(anchor.precision)
     for name, p in named_parameters:
-        means[name] = torch.zeros_like(p, requires_grad=False)
+        dtype = torch.promote_types(p.dtype, torch.float32)
+        means[name] = torch.zeros_like(p, dtype=dtype, requires_grad=False)
         precisions[name] = torch.full_like(means[name], precision)
         if name in anchor.mean:
-            means[name] = embed(anchor.mean[name].to(p), means[name])
-            precisions[name] = embed(anchor.precision[name].to(p), precisions[name])
+            means[name] = embed(anchor.mean[name].to(means[name]), means[name])
+            precisions[name] = embed(anchor.precision[name].to(means[name]), precisions[name])
     return DiagGaussian(means, precisions)
 
 

@@ -70,7 +70,10 @@ class PathPlugin(QuadraticPenaltyPlugin):
 
     def _begin_path(self, strategy: Any) -> None:
         self._start = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
-        self._path = {n: torch.zeros_like(p) for n, p in self._start.items()}
+        self._path = {  # at least float32: long sums in bfloat16 stop growing
+            n: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            for n, p in self._start.items()
+        }
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Copy the gradient of the loss and the weights, then add the penalty's gradient."""

@@ -60,17 +60,17 @@ class RWalkPlugin(PathPlugin, supports_distributed=True):  # type: ignore[call-a
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin a window; the Fisher information and the score of new weights are 0."""
         super().before_training_exp(strategy, **kwargs)
-        zeros = {n: torch.zeros_like(p.detach()) for n, p in strategy.model.named_parameters()}
+        self._open_window(strategy)
+        zeros = {n: torch.zeros_like(path) for n, path in self._path.items()}
         if self.fisher:
             self.fisher = {**zeros, **{n: embed(f, zeros[n]) for n, f in self.fisher.items()}}
         if self.scores:
             self.scores = {**zeros, **{n: embed(s, zeros[n]) for n, s in self.scores.items()}}
         self._new = {n: z.clone() for n, z in zeros.items()}  # changed in place
-        self._open_window(strategy)
 
     def _open_window(self, strategy: Any) -> None:
         self._begin_path(strategy)
-        self._squares = {n: torch.zeros_like(p) for n, p in self._start.items()}
+        self._squares = {n: torch.zeros_like(path) for n, path in self._path.items()}
         self._steps = 0
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:

@@ -67,6 +67,21 @@ def test_precisions_add_up_and_the_anchor_moves():
         anchor.add({"weight": torch.full((1, 1), torch.nan)})
 
 
+def test_precisions_of_bfloat16_weights_keep_growing():
+    """Sums in bfloat16 stop at 256 times what a task adds."""
+    weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    anchor = QuadraticAnchor([("weight", weight)], ess=1.0)
+    for _ in range(300):
+        anchor.add({"weight": torch.ones_like(weight)})
+    assert anchor.gaussian.precision["weight"].tolist() == [300.0, 300.0]
+    weight.data.fill_(3.0)
+    weight.grad = torch.zeros_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=1 / 600)
+    with anchor.pulling(optimizer):
+        optimizer.step()
+    assert weight.tolist() == [2.0, 2.0]  # half of the way
+
+
 def test_a_weight_that_is_frozen_in_one_task_keeps_its_precision():
     model, gaussian = nn.Linear(2, 1), None
     for importance in (1.0, 2.0, 4.0):
