@@ -172,14 +172,23 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
             if table.pop(last, None) is None:
                 raise RecipeError(f"remove: there is no {key!r}{did_you_mean(last, table)}")
         if isinstance(search := parent.get("search"), dict):
-            kept = {k: v for k, v in search.items() if f"strategies.{k}" not in removed}
-            parent["search"] = kept
+            was, now = _kinds(parent), _kinds(data)
+            gone = {k for k in now if k in was and now[k] != was[k]}
+            gone |= {k for k in search if f"strategies.{k}" in removed}
+            parent["search"] = {k: v for k, v in search.items() if k not in gone}
     except ValueError as error:  # also of paths that cannot be
         raise RecipeError(f"recipe {path} extends {name!r:.200}: {error}") from error
     data = _extended(parent, data)
     _drop_searches(data, parent)
     head = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
     return "".join(head) + tomli_w.dumps(data), data
+
+
+def _kinds(data: dict[str, Any]) -> dict[str, Any]:
+    """Kinds by the names of the strategies that state one."""
+    table = data.get("strategies")
+    table = table if isinstance(table, dict) else {}
+    return {k: v["kind"] for k, v in table.items() if isinstance(v, dict) and "kind" in v}
 
 
 def _extended(parent: dict[str, Any], child: dict[str, Any], depth: int = 2) -> dict[str, Any]:

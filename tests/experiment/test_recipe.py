@@ -90,6 +90,18 @@ def test_a_recipe_extends_another_with_its_own_keys(tmp_path):
     assert load_recipe(str(tmp_path / "again.toml")) == load_recipe(str(path))
 
 
+@pytest.mark.parametrize("own", ["", "search.mine.alpha = { low = 0.1, high = 1.0 }\n"])
+def test_a_strategy_of_another_kind_has_no_range_of_the_extended_recipe(tmp_path, own):
+    ranges = "[search]\nmine.gamma.choices = [1.0]\nown.lr = { low = 1e-5, high = 0.1 }\n"
+    base = write(tmp_path, f"{GOOD}\n{ranges}")
+    other = 'strategies.mine = { kind = "lwf", lr = 1e-3, alpha = 1 }\n'
+    (tmp_path / "child.toml").write_text(f'extends = "{base}"\n{own}{other}', encoding="utf-8")
+    found = load_recipe(str(tmp_path / "child.toml")).search
+    assert {name: [*keys] for name, keys in found.items()} == (
+        {"own": ["lr"], "mine": ["alpha"]} if own else {"own": ["lr"]}
+    )
+
+
 @pytest.mark.parametrize("searched", ['["mine", "own"]', "{ mine = { trials = 3 }, own = {} }"])
 def test_a_strategy_with_changed_settings_is_no_longer_called_searched(tmp_path, searched):
     base = write(tmp_path, f"searched = {searched}\n{GOOD}")
