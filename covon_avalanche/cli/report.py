@@ -23,7 +23,7 @@ def report(
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     columns: Annotated[
         str,
-        typer.Option(metavar="NAMES", help="Columns of the tables, e.g. A_T,BWT,seeds."),
+        typer.Option(metavar="NAMES", help="Of table.md and table.tex, e.g. A_T,BWT,seeds."),
     ] = "",
     archive: Annotated[
         bool, typer.Option("--zip", metavar="", help="Also write FOLDER.zip with all results.")
@@ -35,14 +35,14 @@ def report(
     from covon_avalanche.report.results import read_results, results_frame
     from covon_avalanche.report.tables import check_headings
 
-    searches = [path for path in runs if is_search(path)]
-    others = [path for path in runs if path not in searches]
-    found = read_results(others) if others else []
     names = [name.strip() for name in columns.split(",") if name.strip()]
     try:
         check_headings(names)
     except ValueError as error:
         fail(str(error))
+    searches = [path for path in runs if is_search(path)]
+    others = [path for path in runs if path not in searches]
+    found = read_results(others) if others else []
     options: dict[str, Any] = {"title": title, "searches": searches, "columns": names}
     if archive:
         file = write_archive(found, out, **options)

@@ -22,8 +22,8 @@ _ADVICE = "(docs/how-to/choose-settings.md)"
 MIN_SEEDS = 3  # in common, which a paired test needs
 TEST = (
     "A_T minus that of the best strategy, over the seeds that both have: mean ± 95 % confidence "
-    "interval (Student's t); p: two-sided paired t test, with Holm's (1979) correction for the "
-    "number of strategies"
+    "interval (Student's t, without a correction); p: two-sided paired t-test, with Holm's (1979) "
+    "correction for the number of strategies"
 )
 
 

@@ -99,7 +99,7 @@ def check_headings(headings: Sequence[str]) -> None:
 
 def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Metric]:
     """The metrics that at least one strategy has, without the pooled A_T if it is A_T; or those of
-    them with some headings, with or without the unit.
+    them with some headings, with or without " %", in the order of these.
 
     :raises ValueError: as :func:`check_headings`.
     """
@@ -108,12 +108,14 @@ def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Met
     means, pooled = (summary[f"{name}_accuracy_mean"] for name in ("average", "weighted"))
     hidden = pooled.name if np.allclose(means, pooled, equal_nan=True) else ""
     known = [m for m in METRICS if summary[m.column].notna().any() and m.column != hidden]
-    wanted = {heading.removesuffix(" %") for heading in headings}
-    return [m for m in known if not wanted or m.heading.removesuffix(" %") in wanted]
+    by_name = {metric.heading.removesuffix(" %"): metric for metric in known}
+    wanted = [heading.removesuffix(" %") for heading in headings or by_name]
+    return [by_name[name] for name in wanted if name in by_name]
 
 
 def summary_table(comparison: Comparison, headings: Sequence[str] = ()) -> pd.DataFrame:
-    """Mean ± standard deviation as text, by strategy, highest A_T first: of all or some metrics."""
+    """Text by strategy, highest A_T first, of all or some metrics: mean ± standard deviation, of
+    the difference ± 95 % confidence interval."""
     rows = [row for _, row in comparison.summary.iterrows()]
     names = [" ".join([row.name, *(f"({mark})" for mark in MARKS if row[mark])]) for row in rows]
     metrics = metrics_of(comparison, headings)
@@ -151,9 +153,14 @@ def markdown(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
             parts.append(f"## {_markdown(comparison.title)}\n")
         parts.append(markdown_table(comparison, headings))
         parts += [f"{_markdown(remark)}\n" for remark in comparison.remarks]
-        if comparison.summary["p_value"].notna().any():
+        if _is_tested(comparison, headings):
             parts.append(f"difference: {TEST}.\n")
     return "\n".join(parts)
+
+
+def _is_tested(comparison: Comparison, headings: Sequence[str]) -> bool:
+    """Whether the table shows the differences or their p-values."""
+    return any(m.column in ("difference", "p_value") for m in metrics_of(comparison, headings))
 
 
 def latex(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
@@ -165,7 +172,9 @@ def latex(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
         style = style.format_index(axis=1, escape="latex")
         style = style.map(lambda _: "textbf:--rwrap", subset=_best_cells(comparison, table))
         alignment = "l" + "r" * (len(table.columns) - 1)
-        parts += [f"% {comparison.title}\n", style.to_latex(hrules=True, column_format=alignment)]
+        test = f"% difference: {TEST}\n" if _is_tested(comparison, headings) else ""
+        body = style.to_latex(hrules=True, column_format=alignment)
+        parts += [f"% {comparison.title}\n", test, body]
     text = "".join(parts).replace(r"A\_T", "$A_T$").replace(r"A\_t", "$A_t$").replace("±", r"$\pm$")
     return re.sub(r"& ([<-])(?=\d)", r"& $\1$", text)
 

@@ -294,6 +294,34 @@ def test_paths_and_squares_of_bfloat16_weights_are_summed_in_float32():
         torch.testing.assert_close(rwalk.fisher[name].double(), squares[name], rtol=1e-4, atol=0)
 
 
+@each
+def test_bfloat16_weights_are_pulled_by_an_anchor_in_float32(name):
+    plugin, model = PLUGINS[name](), toy_model().bfloat16()
+    model.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16(),))
+    pulls = []
+
+    def before(strategy):  # comes before the plugin
+        pulls.append({n: p.grad.float() for n, p in strategy.model.named_parameters()})
+
+    def after(strategy):
+        mean, precision = plugin.anchor.mean, plugin.anchor.precision
+        for n, p in strategy.model.named_parameters():
+            added = 2 * plugin.factor * precision[n] * (weight[n] - mean[n])
+            torch.testing.assert_close(p.grad.float(), pulls[-1][n] + added, rtol=0.01, atol=1e-6)
+
+    def remember(strategy):
+        weight.update({n: p.float() for n, p in weights(strategy.model).items()})
+
+    weight = {}
+    watch = Watch(before_backward=remember, before_update=before)
+    plugins = [watch, plugin, Watch(after_update=after)]
+    strategy = make_naive(model, sgd(model), *plugins, train_mb_size=8)
+    for experience in toy_benchmark(3).train_stream:
+        strategy.train(experience)
+        assert {p.dtype for p in plugin.anchor.precision.values()} == {torch.float32}
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+
+
 # Avalanche's -----------------------------------------------------------------------------
 
 

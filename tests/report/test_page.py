@@ -169,7 +169,7 @@ class TestPage:
         assert max(len(part) for name in names for part in name.split("/")) < 150
         recipes = [name for name in names if name.endswith(".toml")]
         assert len(recipes) == 2
-        for form in ("png", "svg"):  # curves and matrices of both strategies, of both recipes
+        for form in FORMS:  # curves and matrices of both strategies, of both recipes
             shown = [n for n in names if n.endswith(form) and "-memory" not in n]
             assert len(set(shown)) >= 2 * 3
         text = recipe(compared(*runs[:2]))

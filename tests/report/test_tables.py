@@ -73,8 +73,17 @@ def test_the_short_table():
 def test_columns_are_those_asked_for_with_or_without_their_unit():
     found = [compared(*made_up_comparison())]
     names = ["BWT", "A_T %", "seeds"]
-    assert cells(markdown(found, names).splitlines()[0]) == ["strategy", "A_T %", "BWT %", "seeds"]
+    text = markdown(found, names)
+    assert cells(text.splitlines()[0]) == ["strategy", "BWT %", "A_T %", "seeds"]
     assert r"\begin{tabular}{lrrr}" in latex(found, names)
+    tested = [
+        compared(
+            *(made_up(n, s, [[(8 - i * s) / 10]]) for i, n in enumerate("ab") for s in range(3))
+        )
+    ]
+    for form in (markdown, latex):
+        assert "difference: A_T minus" in form(tested)
+        assert "difference" not in form(tested, ["A_T"])
     with pytest.raises(ValueError, match="no column is named 'Bwt'; known are A_T, difference,"):
         latex(found, ["Bwt"])
 
