@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from covon_avalanche.posterior import DiagGaussian as DiagGaussian
     from covon_avalanche.report import accuracy_matrix as accuracy_matrix
     from covon_avalanche.report import load_results as load_results
-    from covon_avalanche.strategies import AdaRegStrategy as AdaRegStrategy
     from covon_avalanche.strategies import CoVONStrategy as CoVONStrategy
-    from covon_avalanche.strategies import EWCStarStrategy as EWCStarStrategy
-    from covon_avalanche.strategies import VCLStrategy as VCLStrategy
 
 __version__ = "0.2.0.dev0"
 
@@ -43,7 +40,7 @@ _NAMES = {
         *("ICaRLPlugin", "LwFPlugin", "MASPlugin", "MergePlugin", "RWalkPlugin", "SIPlugin"),
         *("TDVCLPlugin", "VCLPlugin"),
     ],
-    "strategies": ["AdaRegStrategy", "CoVONStrategy", "EWCStarStrategy", "VCLStrategy"],
+    "strategies": ["CoVONStrategy"],
     "data_loading": ["TensorBatches"],
     "report": ["accuracy_matrix", "load_results"],
     "experiment.bundle": ["load_bundle", "save_bundle"],

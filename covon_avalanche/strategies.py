@@ -1,22 +1,11 @@
-"""Ready-made strategies: Avalanche's ``SupervisedTemplate`` with a plugin of this package, and
-Avalanche's ER-ACE, made to work in several processes.
-
-Constructors are keyword-only and follow Avalanche's order: the model (its head may grow), the
-optimizer, the criterion (averaged over the batch), the arguments of the strategy's plugin, which
-documents them, and those of ``SupervisedTemplate`` with its defaults, except that ``eval_mb_size``
-defaults to ``train_mb_size``. ``plugins`` come after the strategy's own plugin, so that they see
-the consolidated weights, except for a :class:`MergePlugin`, which comes first. Evaluations inside
-``train`` (``eval_every``) come before the merge. Batches are read directly from tensors where the
-data allow it, see :class:`TensorBatches`.
-"""
+"""Ready-made strategies: CoVON, and Avalanche's ER-ACE as published, made to work in several
+processes."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,79 +13,47 @@ import torch.nn.functional as F
 from avalanche.core import BasePlugin
 from avalanche.distributed import DistributedHelper
 from avalanche.training import ACECriterion
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.supervised import ER_ACE
 from avalanche.training.templates import SupervisedTemplate
-from avalanche.training.templates.strategy_mixin_protocol import CriterionType
 from avalanche.training.utils import cycle
 from torch import Tensor
-from torch.nn import CrossEntropyLoss, Module
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import TensorBatches
-from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.plugins import AdaRegPlugin, CoVONPlugin, EWCStarPlugin, MergePlugin, VCLPlugin
+from covon_avalanche.merging import MergeRule
+from covon_avalanche.optim import CoVON
+from covon_avalanche.optim.covon import SlowStep
+from covon_avalanche.plugins import CoVONPlugin
 
 
-class _PluginStrategy(TensorBatches, SupervisedTemplate):
-    """A strategy with a plugin of its own, whose arguments the constructor takes, too."""
+class CoVONStrategy(TensorBatches, SupervisedTemplate):
+    """Fast and slow variational continual learning: Avalanche's template with a
+    :class:`CoVONPlugin`.
 
-    plugin_class: ClassVar[type[SupervisedPlugin]]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "plugin_class" in vars(cls):
-            cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
-        super().__init_subclass__(**kwargs)  # Avalanche's check of the names of arguments
+    Beside what the plugin does in any strategy, it reads batches directly from tensors where the
+    data allow it (:class:`TensorBatches`), and an exception or Ctrl-C in ``train`` or ``eval``
+    leaves the weights at the mean.
+    """
 
     def __init__(
         self,
         *,
-        model: Module,
-        optimizer: Optimizer,
-        criterion: CriterionType = CrossEntropyLoss(),
-        train_mb_size: int = 1,
-        train_epochs: int = 1,
-        eval_mb_size: int | None = None,
-        device: str | torch.device = "cpu",
-        plugins: Sequence[BasePlugin] | None = None,
-        evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin] = default_evaluator,
-        eval_every: int = -1,
-        peval_mode: Literal["epoch", "iteration"] = "epoch",
-        **own: Any,
+        optimizer: CoVON,
+        merge: MergeRule | SlowStep = "eq8",
+        eval_samples: int = 0,
+        plugins: Sequence[BasePlugin] = (),
+        **template: Any,
     ) -> None:
-        ordered = [self.plugin_class(**own), *(plugins or ())]
-        ordered.sort(key=lambda plugin: not isinstance(plugin, MergePlugin))
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            criterion=criterion,
-            train_mb_size=train_mb_size,
-            train_epochs=train_epochs,
-            eval_mb_size=eval_mb_size,
-            device=device,
-            plugins=ordered,
-            evaluator=evaluator,
-            eval_every=eval_every,
-            peval_mode=peval_mode,
-        )
-
-
-def _constructor(cls: type[_PluginStrategy]) -> Callable[..., None]:
-    """A copy of the constructor whose signature has the plugin's arguments instead of ``**own``."""
-    base: Any = inspect.unwrap(_PluginStrategy.__init__)
-    copy: Any = FunctionType(base.__code__, base.__globals__, closure=base.__closure__)
-    copy.__kwdefaults__, copy.__qualname__ = base.__kwdefaults__, f"{cls.__qualname__}.__init__"
-    *template, _ = inspect.signature(base).parameters.values()
-    own = inspect.signature(cls.plugin_class).parameters.values()
-    first = [parameter.name for parameter in template].index("criterion") + 1
-    copy.__signature__ = inspect.Signature([*template[:first], *own, *template[first:]])
-    return copy
-
-
-class _PosteriorStrategy(_PluginStrategy):
-    """Restores the mean of the weights when training or evaluation is interrupted."""
+        """
+        :param merge: the slow step, see :class:`CoVONPlugin`.
+        :param eval_samples: posterior samples that evaluations average over, see there, too.
+        :param plugins: come after the strategy's own, so that they see the merged weights.
+        :param template: arguments of Avalanche's ``SupervisedTemplate`` with its defaults, except
+            that ``eval_mb_size`` defaults to ``train_mb_size``.
+        """
+        template.setdefault("eval_mb_size", template.get("train_mb_size", 1))
+        own = CoVONPlugin(merge=merge, eval_samples=eval_samples)
+        super().__init__(optimizer=optimizer, plugins=[own, *(plugins or ())], **template)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         with self._restoring_mean():
@@ -111,36 +68,9 @@ class _PosteriorStrategy(_PluginStrategy):
         try:
             yield
         except BaseException:
-            if isinstance(self.optimizer, PosteriorOptimizer):
+            if isinstance(self.optimizer, CoVON):
                 self.optimizer.discard_samples()
             raise
-
-
-class CoVONStrategy(_PosteriorStrategy):
-    """Fast and slow variational continual learning with a ``CoVON`` optimizer; see
-    :class:`CoVONPlugin`."""
-
-    plugin_class = CoVONPlugin
-
-
-class VCLStrategy(_PosteriorStrategy):
-    """Mean-field variational continual learning with a ``BayesByBackprop`` optimizer; see
-    :class:`VCLPlugin`."""
-
-    plugin_class = VCLPlugin
-
-
-class AdaRegStrategy(_PluginStrategy):
-    """AdamW-Regularized, with an optimizer of the Adam family; see :class:`AdaRegPlugin`."""
-
-    plugin_class = AdaRegPlugin
-
-
-class EWCStarStrategy(_PluginStrategy):
-    """EWC with accumulated Fisher information, one anchor and any optimizer; see
-    :class:`EWCStarPlugin`."""
-
-    plugin_class = EWCStarPlugin
 
 
 class ERACEStrategy(ER_ACE):
@@ -190,4 +120,4 @@ class _WholeBatchACE(ACECriterion):
         return F.cross_entropy(out_buffer, target_buffer) + current
 
 
-__all__ = ["AdaRegStrategy", "CoVONStrategy", "ERACEStrategy", "EWCStarStrategy", "VCLStrategy"]
+__all__ = ["CoVONStrategy", "ERACEStrategy"]

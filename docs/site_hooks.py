@@ -7,10 +7,8 @@ links to files outside ``docs`` lead to pages that show these files.
 from __future__ import annotations
 
 import html
-import inspect
 import json
 import posixpath
-import pydoc
 import re
 from pathlib import Path
 from typing import Any
@@ -217,14 +215,8 @@ def _table(found: re.Match[str]) -> str:
     return "\n".join(["| column | |", "|---|---|", *rows])
 
 
-def _default(value: Any) -> str:
-    """A default as in the source, unless it is an object."""
-    return repr(value) if value is None or isinstance(value, int | float | str) else "..."
-
-
 class Docstrings(griffe.Extension):
-    """Turns Sphinx's roles and literal blocks into Markdown, ``Unpack`` and the arguments of a
-    strategy's plugin into arguments."""
+    """Turns Sphinx's roles and literal blocks into Markdown, and ``Unpack`` into arguments."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change the docstring of an object."""
@@ -234,23 +226,6 @@ class Docstrings(griffe.Extension):
         text = re.sub(r" ?::$", ":", text, flags=re.MULTILINE)
         table = r"^(=+) =+\n(.*?)^=+ =+$"
         obj.docstring.value = re.sub(table, _table, text, flags=re.MULTILINE | re.DOTALL)
-
-    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Show the constructor of a strategy, which gets its signature when it is imported."""
-        if "plugin_class" not in cls.members or cls.members["plugin_class"].value is None:
-            return
-        signature = inspect.signature(pydoc.locate(cls.path))
-        parameters = [
-            griffe.Parameter(
-                own.name,
-                annotation=str(own.annotation),
-                kind=griffe.ParameterKind.keyword_only,
-                default=None if own.default is own.empty else _default(own.default),
-            )
-            for own in signature.parameters.values()
-        ]
-        constructor = griffe.Function("__init__", parameters=griffe.Parameters(*parameters))
-        cls.set_member("__init__", constructor)
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Show the keys of a ``TypedDict`` of the same module as keyword-only arguments."""

@@ -1,54 +1,37 @@
-"""Strategies with a plugin: their constructors take the plugin's arguments."""
-
-import inspect
-from typing import Any
+"""The ready-made strategy of CoVON."""
 
 import pytest
-from avalanche.training.templates import SupervisedTemplate
-from toys import STRATEGIES, make_strategy, toy_model
+import torch
+from toys import QUIET, make_covon, make_strategy, same, toy_benchmark, toy_model, weights
 
-from covon_avalanche import CoVONPlugin, CoVONStrategy
-
-each = pytest.mark.parametrize("kind", STRATEGIES)
-
-
-def parameters(function: Any) -> dict[str, Any]:
-    return {name: p.default for name, p in inspect.signature(function).parameters.items()}
+from covon_avalanche import CoVONStrategy
+from covon_avalanche.merging import RegMean
 
 
-@each
-def test_signatures_have_the_arguments_of_the_plugin_and_of_avalanche(kind):
-    cls, *_ = STRATEGIES[kind]
-    own, template = parameters(cls.plugin_class), parameters(SupervisedTemplate)
-    del template["kwargs"]
-    found = parameters(cls)
-    names = [*template]
-    assert [*found] == [*names[:3], *own, *names[3:]]
-    different = {"criterion", "eval_mb_size"}  # an own instance; the size of training
-    for name, default in (template | own).items():
-        assert name in different or found[name] == default
+def make(model, **options):
+    optimizer = make_covon(model.named_parameters())
+    return CoVONStrategy(model=model, optimizer=optimizer, **{**QUIET, **options})
 
 
-@each
-def test_arguments_that_are_wrong_are_named(kind):
-    cls, *_ = STRATEGIES[kind]
-    with pytest.raises(TypeError, match=rf"{cls.__name__}.__init__ got an .* argument: shedule"):
-        make_strategy(kind, toy_model(), shedule=[])
-    with pytest.raises(TypeError, match=rf"{cls.__name__}.__init__\(\) missing .*'model'"):
-        cls(optimizer=None)
+def test_it_trains_as_fine_tuning_with_the_plugin_does():
+    models = toy_model(), toy_model()
+    for strategy in (
+        make(models[0], merge=RegMean()),
+        make_strategy("covon", models[1], merge=RegMean()),
+    ):
+        torch.manual_seed(1)  # the order of the data
+        strategy.train(toy_benchmark(2).train_stream)
+    assert same(weights(models[0]), weights(models[1]))
 
 
-def test_subclasses_may_have_constructors_of_their_own():
-    class Own(CoVONStrategy):
-        def __init__(self, *, size: int = 2, **arguments):
-            super().__init__(eval_samples=size, **arguments)
-
-    class Same(CoVONStrategy):
-        pass
-
-    assert [*parameters(Own)] == ["size", "arguments"]
-    assert parameters(Same) == parameters(CoVONStrategy)
-    optimizer = STRATEGIES["covon"][1](model := toy_model())
-    own = Own(model=model, optimizer=optimizer, evaluator=None)
-    assert isinstance(own.plugins[0], CoVONPlugin)
-    assert own.plugins[0].eval_samples == 2
+def test_arguments_reach_the_plugin_and_the_template():
+    other = make(toy_model()).plugins[0]
+    strategy = make(toy_model(), eval_samples=2, plugins=[other], train_mb_size=7)
+    assert strategy.plugins[0].eval_samples == 2
+    assert strategy.plugins[1] is other
+    del (options := dict(QUIET))["eval_mb_size"]
+    model = toy_model()
+    optimizer = make_covon(model.named_parameters())
+    assert CoVONStrategy(model=model, optimizer=optimizer, **options).eval_mb_size == 16
+    with pytest.raises(TypeError, match=r"CoVONStrategy.* argument.* shedule"):
+        make(toy_model(), shedule=[])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
@@ -12,7 +14,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from toy_optimizers import make_covon, make_vcl, same, train_step, weights  # noqa: F401
 
-from covon_avalanche import AdaRegStrategy, CoVONStrategy, EWCStarStrategy, VCLStrategy
+from covon_avalanche import AdaRegPlugin, CoVONPlugin, EWCStarPlugin, VCLPlugin
 
 
 def toy_benchmark(
@@ -90,22 +92,24 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.05)
 
 
-#: By a short name: the class, its optimizer, and settings for the toy stream.
+#: By a short name: the plugin, its optimizer, and settings for the toy stream.
 STRATEGIES = {
-    "covon": (CoVONStrategy, lambda model: make_covon(model.named_parameters()), {}),
-    "vcl": (VCLStrategy, lambda model: make_vcl(model.named_parameters()), {}),
-    "ada-reg": (AdaRegStrategy, adamw, {"strength": 1e3}),
-    "ewc-star": (EWCStarStrategy, adamw, {"strength": 10.0}),
+    "covon": (CoVONPlugin, lambda model: make_covon(model.named_parameters()), {}),
+    "vcl": (VCLPlugin, lambda model: make_vcl(model.named_parameters()), {}),
+    "ada-reg": (AdaRegPlugin, adamw, {"strength": 1e3}),
+    "ewc-star": (EWCStarPlugin, adamw, {"strength": 10.0}),
 }
 
 
 MAKE = {"covon": make_covon, "vcl": make_vcl}
 
 
-def make_strategy(kind: str, model: nn.Module, *, optimizer=None, **options):
-    """Each of our strategies, with another optimizer or other settings if given."""
-    cls, make, own = STRATEGIES[kind]
-    return cls(model=model, optimizer=optimizer or make(model), **{**QUIET, **own, **options})
+def make_strategy(kind: str, model: nn.Module, *, optimizer=None, plugins=(), **options):
+    """Avalanche's fine-tuning with each of our plugins, whose settings are among the options."""
+    plugin, make, own = STRATEGIES[kind]
+    given = {**own, **options}
+    ours = {name: given.pop(name) for name in signature(plugin).parameters if name in given}
+    return make_naive(model, optimizer or make(model), plugin(**ours), *plugins, **given)
 
 
 class ToDouble(SupervisedPlugin):

@@ -17,6 +17,7 @@ from covon_avalanche.plugins.merge import MergePlugin
 from covon_avalanche.plugins.posterior import VCLPlugin
 from covon_avalanche.plugins.prompting import PromptPlugin
 from covon_avalanche.plugins.rwalk import RWalkPlugin
+from covon_avalanche.plugins.schedule import SchedulePlugin
 from covon_avalanche.plugins.si import SIPlugin
 from covon_avalanche.plugins.slca import SLCAPlugin
 from covon_avalanche.plugins.td_vcl import TDVCLPlugin
@@ -41,6 +42,7 @@ __all__ = [
     "RWalkPlugin",
     "SIPlugin",
     "SLCAPlugin",
+    "SchedulePlugin",
     "TDVCLPlugin",
     "VCLPlugin",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, get_args
 
 from covon_avalanche.checks import check_choice, check_whole
@@ -13,7 +12,6 @@ from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.optim.diagnostics import Diagnostics
 from covon_avalanche.plugins.merge import merge_task
 from covon_avalanche.plugins.posterior import PosteriorPlugin
-from covon_avalanche.plugins.schedule import Schedule
 
 
 class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -29,13 +27,11 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
     """
 
     optimizer_class = CoVON
-    scheduled = frozenset({"lr", "ess", "hess_init", "gamma", "gamma_precision", "epochs"})
 
     def __init__(
         self,
         *,
         merge: MergeRule | SlowStep = "eq8",
-        schedule: Schedule | None = None,
         eval_samples: int = 0,
         eval_temperature: float = 1.0,
         consolidate_every: int | None = None,
@@ -53,11 +49,9 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             after the last merge stay unmerged; call ``strategy.optimizer.consolidate()`` at the end
             to merge them.
 
-        See :class:`PosteriorPlugin` for ``schedule``, ``eval_samples`` and ``eval_temperature``.
+        See :class:`PosteriorPlugin` for ``eval_samples`` and ``eval_temperature``.
         """
-        super().__init__(
-            schedule=schedule, eval_samples=eval_samples, eval_temperature=eval_temperature
-        )
+        super().__init__(eval_samples=eval_samples, eval_temperature=eval_temperature)
         if not isinstance(merge, MergeRule):
             check_choice("merge", merge, get_args(SlowStep))
         self.merge = merge
@@ -77,15 +71,11 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
                 "(consolidate_every)"
             )
 
-    def _settings(self, strategy: Any) -> Mapping[str, Any]:
-        task: dict[str, Any] = {"examples": float(len(strategy.adapted_dataset))}
-        if all(group["ess_per_example"] for group in strategy.optimizer.param_groups):
-            task["ess"] = None  # which the schedule may have set for the task before
-        return {**task, **super()._settings(strategy)}
-
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Restore the state and apply the schedule as :class:`PosteriorPlugin` does; set the
-        weights from which the merge rule lets training start."""
+        """Tell the optimizer the size of the task, restore the state as :class:`PosteriorPlugin`
+        does, and set the weights from which the merge rule lets training start."""
+        for group in strategy.optimizer.param_groups:
+            group["examples"] = float(len(strategy.adapted_dataset))
         super().before_training_exp(strategy, **kwargs)
         if not isinstance(self.merge, MergeRule):
             return

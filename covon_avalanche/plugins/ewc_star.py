@@ -8,7 +8,6 @@ from torch import Tensor
 
 from covon_avalanche.checks import check_choice
 from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
-from covon_avalanche.plugins.schedule import Schedule
 from covon_avalanche.plugins.task_loader import task_loader
 from covon_avalanche.posterior.fisher import squared_batch_gradients, squared_example_gradients
 
@@ -31,7 +30,6 @@ class EWCStarPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: 
         ess: float | None = None,
         weight_decay: float = 0.0,
         fisher: Literal["exact", "batch"] = "exact",
-        schedule: Schedule | None = None,
     ) -> None:
         """
         :param fisher: ``"exact"`` squares each example's gradient; ``"batch"`` squares gradients of
@@ -40,7 +38,7 @@ class EWCStarPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: 
 
         See :class:`QuadraticAnchorPlugin` for the others.
         """
-        super().__init__(strength=strength, ess=ess, weight_decay=weight_decay, schedule=schedule)
+        super().__init__(strength=strength, ess=ess, weight_decay=weight_decay)
         check_choice("fisher", fisher, list(_FISHER))
         self.fisher = fisher
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -17,13 +16,6 @@ from torch.nn import CrossEntropyLoss
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
-from covon_avalanche.plugins.schedule import (
-    SHARED,
-    Schedule,
-    apply_values,
-    check_schedule,
-    scheduled_values,
-)
 from covon_avalanche.plugins.task_loader import check_whole_task
 
 
@@ -38,28 +30,23 @@ class PosteriorPlugin(SupervisedPlugin):
     the optimizer's state is cleared, and when a classifier grows its parameters are replaced.
 
     An exception in the middle of a step leaves the weights at a sample until the next
-    ``train`` or ``eval``, or until you call ``strategy.optimizer.discard_samples()``; the
-    strategies in ``covon_avalanche.strategies`` call it themselves.
+    ``train`` or ``eval``, or until you call ``strategy.optimizer.discard_samples()``;
+    ``covon_avalanche.CoVONStrategy`` calls it itself.
 
     With ``eval_every=1`` the last evaluation inside ``train`` comes before the merge; call
     ``strategy.eval`` afterwards to evaluate the merged weights.
     """
 
     optimizer_class: ClassVar[type[PosteriorOptimizer]]
-    scheduled: ClassVar[frozenset[str]] = frozenset({"lr", "ess", "epochs"})
     consolidate_every: int | None = None
 
     def __init__(
         self,
         *,
-        schedule: Schedule | None = None,
         eval_samples: int = 0,
         eval_temperature: float = 1.0,
     ) -> None:
         """
-        :param schedule: hyperparameters by experience: a list of dicts, in the order of training.
-            They may set what the class attribute ``scheduled`` lists; a setting that an experience
-            leaves out keeps its previous value.
         :param eval_samples: predict in ``strategy.eval`` with class probabilities averaged
             over this many posterior samples (the output becomes log-probabilities). 0 predicts
             with the mean weights, as does every evaluation before ``ess`` is known. Classes are the
@@ -69,10 +56,8 @@ class PosteriorPlugin(SupervisedPlugin):
             about anything. Choose the temperature with the lowest log loss on validation images.
         """
         super().__init__()
-        check_schedule(schedule, self.scheduled)
         check_whole("eval_samples", eval_samples, least=0)
         check_positive("eval_temperature", eval_temperature)
-        self.schedule = schedule
         self.eval_samples = eval_samples
         self.eval_temperature = eval_temperature
         self._saved: dict[str, dict[str, Any]] = {}
@@ -106,20 +91,10 @@ class PosteriorPlugin(SupervisedPlugin):
         self._save_states(strategy)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Restore the state of cleared or grown parameters; apply the schedule."""
+        """Restore the state of cleared or grown parameters."""
         if self.consolidate_every is None:
             check_whole_task(strategy.experience)
-        # Before the states, because the prior of new rows depends on the task's settings.
-        values = self._settings(strategy)
-        own = {key: value for key, value in values.items() if key not in SHARED}
-        for group in strategy.optimizer.param_groups:
-            strategy.optimizer.check_group({**group, **own})
-        apply_values(strategy, values)
         self._restore_states(strategy)
-
-    def _settings(self, strategy: Any) -> Mapping[str, Any]:
-        """Hyperparameters of the task that begins."""
-        return scheduled_values(self.schedule, strategy)
 
     def _save_states(self, strategy: Any) -> None:
         known = strategy.optimized_param_id or dict(strategy.model.named_parameters())
@@ -248,9 +223,8 @@ class VCLPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[cal
     The posterior after each experience is the prior of the next (Nguyen et al., ICLR 2018;
     Algorithm 4 of the CoVON paper). The authors train with 10 samples of the weights per step
     (``BayesByBackprop(mc_samples=10)``; 1 by default) and average predictions over 100
-    (``eval_samples=100``; by default the mean weights predict). A schedule may set ``lr``, ``ess``
-    and ``epochs``. Task identities are not used. See :class:`PosteriorPlugin` for parameters and
-    plugin order.
+    (``eval_samples=100``; by default the mean weights predict). Task
+    identities are not used. See :class:`PosteriorPlugin` for parameters and plugin order.
     """
 
     optimizer_class = BayesByBackprop

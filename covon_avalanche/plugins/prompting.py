@@ -10,13 +10,6 @@ from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.data_loading.data_parallel import batch_share
-from covon_avalanche.plugins.schedule import (
-    SHARED,
-    Schedule,
-    apply_values,
-    check_schedule,
-    scheduled_values,
-)
 from covon_avalanche.plugins.task_loader import begin_domain, check_whole_task, task_loader
 from covon_avalanche.prompting import PromptModel
 
@@ -33,17 +26,11 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
     interrupted does not count: the next one takes its place. Does not use task identities.
     """
 
-    def __init__(
-        self, max_grad_norm: float | None = None, *, schedule: Schedule | None = None
-    ) -> None:
+    def __init__(self, max_grad_norm: float | None = None) -> None:
         """
         :param max_grad_norm: clip the gradients' common norm, as L2P does at 1.
-        :param schedule: ``lr``, ``weight_decay`` and ``epochs`` by experience: a list of dicts, in
-            the order of training. A value that is left out stays as it is.
         """
         super().__init__()
-        check_schedule(schedule, SHARED | {"weight_decay"})
-        self.schedule = schedule
         if max_grad_norm is not None:
             check_positive("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
@@ -60,7 +47,6 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
                 "method of covon_avalanche.prompting"
             )
         check_whole_task(strategy.experience)
-        apply_values(strategy, scheduled_values(self.schedule, strategy))
         begin_domain(strategy)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.quadratic_anchor import accumulated, check_finite, grown, pull_
-from covon_avalanche.plugins.schedule import (
-    Schedule,
-    apply_values,
-    check_schedule,
-    scheduled_values,
-)
 from covon_avalanche.plugins.task_loader import check_whole_task
 from covon_avalanche.posterior.gaussian import DiagGaussian
 
@@ -29,15 +23,12 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
     is constant in the number of tasks.
     """
 
-    scheduled: ClassVar[frozenset[str]] = frozenset({"lr", "ess", "epochs"})
-
     def __init__(
         self,
         *,
         strength: float = 1.0,
         ess: float | None = None,
         weight_decay: float = 0.0,
-        schedule: Schedule | None = None,
     ) -> None:
         """
         :param strength: multiplies each task's importance, and so sets the regularisation:
@@ -47,19 +38,15 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
         :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
             ``s0 = ess * weight_decay``, to which later tasks add. It replaces the optimizer's own
             weight decay: set that to 0 (AdamW's default is 0.01).
-        :param schedule: ``lr``, ``ess`` and ``epochs`` by experience: a list of dicts, in the
-            order of training.
         """
         super().__init__()
         check_positive("strength", strength, zero=True)
         check_positive("weight_decay", weight_decay, zero=True)
         if ess is not None:
             check_positive("ess", ess)
-        check_schedule(schedule, self.scheduled)
         self.strength = strength
         self.ess = ess
         self.weight_decay = weight_decay
-        self.schedule = schedule
         self.anchor = DiagGaussian({}, {})
         """The weights after the last task, and the precision of the pull toward them."""
         self._ess_now = 1.0
@@ -70,14 +57,8 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
         """Curvature per example of the task just trained, by parameter name."""
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Apply the schedule, set this task's ``ess``, and extend the anchor if the model grew."""
+        """Set this task's ``ess``, and extend the anchor if the model grew."""
         check_whole_task(strategy.experience)
-        values = dict(scheduled_values(self.schedule, strategy))
-        ess = values.pop("ess", self.ess)
-        if ess is not None:
-            check_positive("ess", ess)
-        apply_values(strategy, values)
-        self.ess = ess
         size = len(strategy.adapted_dataset)
         self._ess_now = float(size if self.ess is None else self.ess)
         first = self._ess_now * self.weight_decay  # precision of new entries

@@ -5,38 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from avalanche.training.plugins import LRSchedulerPlugin
+from avalanche.training.plugins import LRSchedulerPlugin, SupervisedPlugin
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.did_you_mean import did_you_mean
+from covon_avalanche.optim import PosteriorOptimizer
 
-Values = Mapping[str, float]
-#: Settings of each experience, in the order of training. A value that an experience does not set
-#: stays as in the experience before.
-Schedule = Sequence[Values]
-
-SHARED = frozenset({"lr", "epochs"})  # may be scheduled with any optimizer
+_NOT_SETTINGS = {"params", "param_names", "initial_lr"}
 
 
-def check_schedule(schedule: Schedule | None, allowed: frozenset[str]) -> None:
-    """Raise a ``ValueError`` unless it is a list of settings with known names."""
-    if schedule is None:
-        return
-    if not isinstance(schedule, Sequence):
-        raise ValueError(
-            f"a schedule must be a list of dicts, one per experience, got {schedule!r}"
-        )
-    for values in schedule:
-        unknown = sorted(set(values) - allowed)
-        if unknown:
-            similar = did_you_mean(unknown[0], allowed)
-            raise ValueError(f"a schedule may set {sorted(allowed)}, got {unknown}{similar}")
+class SchedulePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
+    """Sets hyperparameters at the start of each experience, for any strategy and optimizer::
 
+        schedule = SchedulePlugin([{"lr": 1e-3}, {"lr": 3e-4, "gamma": 0.5, "epochs": 5}])
+        Naive(model=model, optimizer=optimizer, plugins=[schedule, CoVONPlugin()])
 
-def scheduled_values(schedule: Schedule | None, strategy: Any) -> Values:
-    """The settings of the experience that begins, empty if the schedule has none."""
-    experience = strategy.clock.train_exp_counter
-    return schedule[experience] if schedule and experience < len(schedule) else {}
+    Give it to the strategy *before* other plugins, so that they see the settings.
+    """
+
+    def __init__(self, experiences: Sequence[Mapping[str, float]]) -> None:
+        """
+        :param experiences: settings of each experience, in the order of training: ``epochs``, and
+            what the optimizer's parameter groups contain. A setting that an experience leaves out
+            stays as it is.
+        :raises ValueError: if it is not a list of dicts.
+        """
+        super().__init__()
+        sequence = isinstance(experiences, Sequence)
+        if not sequence or not all(isinstance(values, Mapping) for values in experiences):
+            raise ValueError(
+                f"a schedule must be a list of dicts, one per experience, got {experiences!r}"
+            )
+        self.experiences = experiences
+
+    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Check the names of all settings."""
+        groups = strategy.optimizer.param_groups
+        allowed = {"epochs"}.union(*groups) - _NOT_SETTINGS
+        for values in self.experiences:
+            if unknown := sorted(set(values) - allowed):
+                similar = did_you_mean(unknown[0], allowed)
+                raise ValueError(f"a schedule may set {sorted(allowed)}, got {unknown}{similar}")
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Set the experience's values; nothing, if one of them is bad."""
+        experience = strategy.clock.train_exp_counter
+        if experience < len(self.experiences):
+            apply_values(strategy, self.experiences[experience])
 
 
 def apply_values(strategy: Any, values: Mapping[str, Any]) -> None:
@@ -49,16 +64,21 @@ def apply_values(strategy: Any, values: Mapping[str, Any]) -> None:
 
     :raises ValueError: naming value and rule, before anything is set.
     """
-    for name in {"lr", "weight_decay"} & values.keys():
-        check_positive(name, values[name], zero=True)
+    optimizer = strategy.optimizer
+    own = {name: value for name, value in values.items() if name != "epochs"}
+    for name in {"lr", "weight_decay"} & own.keys():
+        check_positive(name, own[name], zero=True)
+    if isinstance(optimizer, PosteriorOptimizer):
+        for group in optimizer.param_groups:
+            optimizer.check_group({**group, **own})
     if "epochs" in values:
         check_whole("epochs", values["epochs"])
         strategy.train_epochs = values["epochs"]
-    for group in strategy.optimizer.param_groups:
-        group.update({name: value for name, value in values.items() if name != "epochs"})
-        if "lr" in values and "initial_lr" in group:
-            group["initial_lr"] = values["lr"]
+    for group in optimizer.param_groups:
+        group.update(own)
+        if "lr" in own and "initial_lr" in group:
+            group["initial_lr"] = own["lr"]
     for plugin in strategy.plugins:
-        if "lr" in values and isinstance(plugin, LRSchedulerPlugin):
+        if "lr" in own and isinstance(plugin, LRSchedulerPlugin):
             for scheduler in (plugin.scheduler, *getattr(plugin.scheduler, "_schedulers", ())):
-                scheduler.base_lrs = [values["lr"] for _ in strategy.optimizer.param_groups]
+                scheduler.base_lrs = [own["lr"] for _ in optimizer.param_groups]

@@ -28,7 +28,7 @@ class HEDP(DomainMixture):
     weighted mean of the logits.
 
     The authors choose the number of centres by domain; here all domains have the same.
-    ``PromptPlugin(schedule=...)`` sets epochs, learning rate and weight decay by domain.
+    ``SchedulePlugin`` sets epochs, learning rate and weight decay by domain.
 
     :param prompts: tokens of a prefix; half of them are keys, half are values.
     :param layers: layers with a prefix, counted from 0; those that the network does not have are

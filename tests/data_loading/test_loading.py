@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from toy_datasets import FastNaive, digits, loader, tensors
 from toys import make_naive, same, toy_benchmark, toy_model, weights
 
-from covon_avalanche import EWCStarStrategy, TensorBatches
+from covon_avalanche import CoVONStrategy, TensorBatches
 from covon_avalanche.data_loading import TensorLoader
 from covon_avalanche.experiment.resumable import Resumable
 from covon_avalanche.loops import Autocast
@@ -109,7 +109,7 @@ def mixed(name, *bases):
         (mixed("OwnParameters", TensorBatches, Halved), False, False),
         (mixed("OwnParametersAbove", Halved, TensorBatches), False, False),
         (mixed("OurMixins", Resumable, Autocast, TensorBatches), True, True),
-        (EWCStarStrategy, True, True),
+        (CoVONStrategy, True, True),
     ],
     ids=lambda kind: getattr(kind, "__name__", None),
 )

@@ -8,7 +8,7 @@ from small_recipes import CLOSED_FORM, NEWTON, STRATEGIES, small_recipe
 from torch import nn
 from toy_merging import RULES
 
-from covon_avalanche import BayesByBackprop, MergePlugin, merging
+from covon_avalanche import BayesByBackprop, CoVONPlugin, MergePlugin, merging
 from covon_avalanche import CoVON as Optimizer
 from covon_avalanche.experiment.recipe import load_recipe, shipped_recipes
 from covon_avalanche.experiment.registry import KINDS, merge_rules, stored_strategy
@@ -16,7 +16,7 @@ from covon_avalanche.experiment.registry.bayesian import CoVON
 from covon_avalanche.experiment.registry.merge_rules import Mergeable
 from covon_avalanche.experiment.run_settings import run_hash
 from covon_avalanche.optim.covon import SlowStep
-from covon_avalanche.plugins import ClassifierAlignmentPlugin
+from covon_avalanche.plugins import ClassifierAlignmentPlugin, SchedulePlugin
 from covon_avalanche.presets import PERCEPTRON
 
 BASE = {"kind": "covon", "lr": 0.1, "ess": 10.0, "hess_init": 0.1, "gamma": 0.9, "clip_radius": 1.0}
@@ -114,7 +114,9 @@ def rule_of(kind, **changes):
     method = settings(kind, **changes).build()
     merges = [plugin.rule for plugin in method.plugins if isinstance(plugin, MergePlugin)]
     assert len(merges) <= 1
-    return method.arguments.get("merge") if kind == "covon" else merges[0] if merges else None
+    if kind == "covon":
+        return next(p.merge for p in method.plugins if isinstance(p, CoVONPlugin))
+    return merges[0] if merges else None
 
 
 def test_no_rule_is_left_out():
@@ -163,7 +165,8 @@ def test_the_merge_comes_first_then_the_method_and_the_alignment(kind, merge):
     assert isinstance(alignment, ClassifierAlignmentPlugin)
     merged = merge != "none" and kind != "covon"  # whose own plugin merges
     assert any(isinstance(p, MergePlugin) for p in first[:1]) == merged
-    assert len(first) == merged + (kind.endswith(("ewc", "lwf")))
+    scheduled = kind == "covon" and isinstance(first[0], SchedulePlugin)
+    assert len(first) == merged + scheduled + (kind != "finetune")
     without = settings(kind, merge=merge, align_classifier=False).build()
     assert [*map(type, without.plugins)] == [*map(type, first)]
 
@@ -249,15 +252,17 @@ def test_optimizers_have_the_settings():
     assert group(settings("finetune", weight_decay=0.5))[1]["weight_decay"] == 0.5
     for name in ("ada-reg", "ewc-star"):  # there it is the first prior's
         assert group(settings(name, weight_decay=0.5))[1]["weight_decay"] == 0
-        assert settings(name, weight_decay=0.5).build().arguments["weight_decay"] == 0.5
+        assert settings(name, weight_decay=0.5).build().plugins[0].weight_decay == 0.5
     kind, options = group(settings("gem"))
     assert (kind, options["momentum"], options["nesterov"]) == (torch.optim.SGD, 0.9, False)
 
 
 def test_the_schedule_of_covon_is_that_of_the_recipe():
-    assert settings("covon").build().arguments["schedule"] == [{"hess_init": 0.05}] * 2
-    own = covon(schedule=[{"lr": 0.2, "epochs": 3}, {}])
-    assert own.build().arguments["schedule"] == [{"lr": 0.2, "epochs": 3}, {}]
+    def domains(settings):
+        return settings.build().plugins[0].experiences
+
+    assert domains(settings("covon")) == [{"hess_init": 0.05}] * 2
+    assert domains(covon(schedule=[{"lr": 0.2, "epochs": 3}, {}])) == [{"lr": 0.2, "epochs": 3}, {}]
 
 
 def test_other_keys_of_avalanches_strategies_are_arguments_of_their_classes():

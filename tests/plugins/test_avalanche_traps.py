@@ -8,6 +8,7 @@ from avalanche.training.plugins import LRSchedulerPlugin
 from toys import MAKE, Head, ToDouble, Watch, make_strategy, toy_benchmark, toy_model, weights
 
 from covon_avalanche import DiagGaussian
+from covon_avalanche.plugins import SchedulePlugin
 
 HEAD = "head.classifier.weight"
 both = pytest.mark.parametrize("kind", MAKE)
@@ -130,9 +131,10 @@ def test_trap_5_the_lr_scheduler_is_reset_to_the_lr_it_was_made_with(kind):
     """A schedule's learning rate holds, and the scheduler decays from it in each experience."""
     seen = []
     rates = Watch(after_update=lambda s: seen.append(s.optimizer.param_groups[0]["lr"]))
-    strategy = make_strategy(kind, toy_model(), schedule=[{"lr": 0.01}, {"lr": 0.004}, {}])
+    strategy = make_strategy(kind, toy_model())
     scheduler = torch.optim.lr_scheduler.LambdaLR(strategy.optimizer, lambda epoch: 0.5**epoch)
-    strategy.plugins += [LRSchedulerPlugin(scheduler), rates]
+    schedule = SchedulePlugin([{"lr": 0.01}, {"lr": 0.004}, {}])
+    strategy.plugins += [schedule, LRSchedulerPlugin(scheduler), rates]
     strategy.train(toy_benchmark(3).train_stream)
     expected = [0.01] * 3 + [0.005] * 3 + ([0.004] * 3 + [0.002] * 3) * 2
     assert seen == pytest.approx(expected)

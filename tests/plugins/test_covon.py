@@ -9,6 +9,7 @@ from toys import Watch, columns, make_naive, make_strategy, same, toy_benchmark,
 from covon_avalanche import CoVON, CoVONPlugin
 from covon_avalanche.merging import Average
 from covon_avalanche.optim.natural_units import ess_of
+from covon_avalanche.plugins import SchedulePlugin
 
 
 def test_consolidate_every_so_many_steps_and_not_at_the_end():
@@ -47,14 +48,14 @@ def of_a_size(model, **options):
     return CoVON(named, hess_init=0.03, batch_size=8, ess_per_example=2.0, **options)
 
 
-def test_ess_follows_the_number_of_examples_of_each_task_and_the_schedule_overrules_it():
+def test_ess_follows_the_number_of_examples_of_each_task_and_a_schedule_overrules_it():
     seen, model = [], toy_model()
     watch = Watch(after_training_exp=lambda s: seen.append(ess_of(s.optimizer.param_groups[0])))
-    options = {"schedule": [{}, {}, {"ess": 7.0}], "plugins": [watch]}
-    strategy = make_strategy("covon", model, optimizer=of_a_size(model), **options)
+    plugins = [SchedulePlugin([{}, {}, {"ess": 7.0}]), watch]
+    strategy = make_strategy("covon", model, optimizer=of_a_size(model), plugins=plugins)
     for n in (40, 48, 40, 48):
         strategy.train(toy_benchmark(1, n=n).train_stream)
-    assert seen == [80.0, 96.0, 7.0, 96.0]
+    assert seen == [80.0, 96.0, 7.0, 7.0]
 
 
 def test_an_evaluation_before_training_that_sets_ess_is_by_the_mean():

@@ -38,6 +38,7 @@ from covon_avalanche.plugins import (
     MergePlugin,
     PromptPlugin,
     RWalkPlugin,
+    SchedulePlugin,
     SIPlugin,
     SLCAPlugin,
     TDVCLPlugin,
@@ -101,7 +102,7 @@ WHOLE_TASKS = {
     "vcl": (VCLPlugin, toy_model, vcl),
 }
 """Plugins that end each experience like a whole task, with a model and an optimizer for them."""
-OTHERS = ["AvalancheRWalkPlugin", "AvalancheSIPlugin", "DERPlugin"]
+OTHERS = ["AvalancheRWalkPlugin", "AvalancheSIPlugin", "DERPlugin", "SchedulePlugin"]
 
 
 def test_no_plugin_is_left_out():
@@ -166,14 +167,12 @@ def test_models_and_optimizers_that_do_not_fit_are_refused_before_training(
     [
         (AdaRegPlugin, {"strength": -1.0}, "strength must be >= 0"),
         (AdaRegPlugin, {"ess": 0.0}, "ess must be > 0"),
-        (AdaRegPlugin, {"schedule": [{"gamma": 1.0}]}, r"got \['gamma'\]"),
         (ClassifierAlignmentPlugin, {"samples": 0}, "samples must be an integer >= 1, got 0"),
         (CoVONPlugin, {"consolidate_every": 0}, "consolidate_every must be an integer"),
         (CoVONPlugin, {"merge": RegMean(), "consolidate_every": 5}, "RegMean merges whole tasks"),
         (CoVONPlugin, {"merge": MagMax(), "consolidate_every": 5}, "MagMax merges whole tasks"),
         (CoVONPlugin, {"eval_samples": -1}, "eval_samples must be an integer >= 0, got -1"),
-        (CoVONPlugin, {"schedule": [{}, {"hes_init": 1.0}]}, r"got \['hes_init'\]"),
-        (CoVONPlugin, {"schedule": {0: {"lr": 1.0}}}, "must be a list .* got {0: {'lr': 1.0}}"),
+        (SchedulePlugin, {"experiences": {0: {"lr": 1.0}}}, "must be a list .* got {0: {'lr': 1"),
         (DERPlugin, {"mem_size": 0}, "mem_size must be an integer >= 1, got 0"),
         (DERPlugin, {"batch_size_mem": 0}, "batch_size_mem must be an integer >= 1, got 0"),
         (DERPlugin, {"alpha": -1}, "alpha must be >= 0 .* got -1"),
@@ -198,7 +197,6 @@ def test_models_and_optimizers_that_do_not_fit_are_refused_before_training(
         (TDVCLPlugin, {"replay_mb_size": 1.5}, "replay_mb_size must be an integer .* got 1.5"),
         (TDVCLPlugin, {"decay": 0.0}, r"decay must be in \(0, 1\], got 0.0"),
         (TDVCLPlugin, {"replay_tasks": -1}, "replay_tasks must be an integer >= 0, got -1"),
-        (VCLPlugin, {"schedule": [{"gamma": 1}]}, r"\['epochs', 'ess', 'lr'\], got \['gamma'\]"),
     ],
 )
 def test_bad_arguments_name_value_and_rule(plugin, options, says):

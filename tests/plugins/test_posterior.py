@@ -22,7 +22,7 @@ from toys import (
     weights,
 )
 
-from covon_avalanche import CoVONPlugin, VCLPlugin
+from covon_avalanche import CoVONPlugin, CoVONStrategy
 
 both = pytest.mark.parametrize("kind", MAKE)
 
@@ -72,39 +72,38 @@ def ctrl_c_after_backward(number):
     return Watch(after_backward=interrupt)
 
 
-@both
-def test_an_interrupted_strategy_has_the_mean_weights(kind):
+def test_an_interrupted_ready_made_strategy_has_the_mean_weights():
     """Bit for bit those after the second step of an undisturbed run."""
     experience, model, plain = toy_benchmark(1).train_stream[0], toy_model(), toy_model()
-    strategy = make_strategy(kind, model, plugins=[ctrl_c_after_backward(3)])
+    optimizer = make_covon(model.named_parameters())
+    strategy = make_naive(model, optimizer, ctrl_c_after_backward(3), cls=CoVONStrategy)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(experience, shuffle=False)
-    optimizer = MAKE[kind](plain.named_parameters())
+    optimizer = make_covon(plain.named_parameters())
     x, y = columns(experience)
     for start in (0, 16):
         train_step(optimizer, plain, (x[start : start + 16], y[start : start + 16]))
     assert same(weights(model), weights(plain))
 
 
-@both
-@pytest.mark.parametrize("ready_made", [True, False])
-def test_an_interrupted_evaluation_with_samples(kind, ready_made):
-    """Our strategies restore the mean at once; with a plugin alone the next training does."""
+@pytest.mark.parametrize("kind", ["covon", "vcl", "ready-made"])
+def test_an_interrupted_evaluation_with_samples(kind):
+    """The ready-made strategy restores the mean at once; with a plugin the next training does."""
 
     def interrupt(strategy):
         raise KeyboardInterrupt
 
     model, benchmark, watch = toy_model(), toy_benchmark(1), Watch(before_eval_forward=interrupt)
-    if ready_made:
-        strategy = make_strategy(kind, model, eval_samples=2, plugins=[watch])
+    if kind == "ready-made":
+        optimizer, options = make_covon(model.named_parameters()), {"eval_samples": 2}
+        strategy = make_naive(model, optimizer, watch, cls=CoVONStrategy, **options)
     else:
-        plugin = {"covon": CoVONPlugin, "vcl": VCLPlugin}[kind](eval_samples=2)
-        strategy = make_naive(model, MAKE[kind](model.named_parameters()), plugin, watch)
+        strategy = make_strategy(kind, model, eval_samples=2, plugins=[watch])
     strategy.train(benchmark.train_stream[0])
     before = weights(model)
     with pytest.raises(KeyboardInterrupt):
         strategy.eval(benchmark.test_stream)
-    assert same(weights(model), before) == ready_made
+    assert same(weights(model), before) == (kind == "ready-made")
     strategy.train(benchmark.train_stream[0])
 
 

@@ -5,7 +5,7 @@ import torch
 from toy_vits import toy_image_benchmark, toy_vit
 from toys import Watch, make_naive, make_strategy, toy_benchmark, toy_model
 
-from covon_avalanche.plugins import PromptPlugin
+from covon_avalanche.plugins import PromptPlugin, SchedulePlugin
 from covon_avalanche.prompting import SPrompts
 
 
@@ -20,7 +20,7 @@ def test_values_apply_from_their_experience_on():
         {"gamma": 0.5, "epochs": 3},
         {"hess_init": 0.1},
     ]
-    strategy = make_strategy("covon", toy_model(), schedule=schedule, plugins=[watch])
+    strategy = make_strategy("covon", toy_model(), plugins=[SchedulePlugin(schedule), watch])
     strategy.train(toy_benchmark(3).train_stream)
     assert [g["gamma"] for g in groups] == [0.9, 0.5, 0.5]
     assert [g["hess_init"] for g in groups] == [0.3, 0.3, 0.1]
@@ -29,11 +29,11 @@ def test_values_apply_from_their_experience_on():
     assert epochs == [1, 3, 3]
 
 
-def test_prompts_train_with_any_optimizer_and_a_weight_decay_that_is_not_negative():
+def test_prompts_train_with_a_weight_decay_that_is_not_negative():
     model = SPrompts(toy_vit(), 2)
-    optimizer = torch.optim.Rprop(model.parameters(), lr=1e-3)  # has no weight decay
-    bad = PromptPlugin(schedule=[{}, {"lr": 0.5, "weight_decay": -0.1}])
-    strategy = make_naive(model, optimizer, bad, train_mb_size=24)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    bad = SchedulePlugin([{}, {"lr": 0.5, "weight_decay": -0.1}])
+    strategy = make_naive(model, optimizer, bad, PromptPlugin(), train_mb_size=24)
     benchmark = toy_image_benchmark(2)
     strategy.train(benchmark.train_stream[0])
     with pytest.raises(ValueError, match=r"weight_decay must be >= 0 .* got -0\.1"):
@@ -41,32 +41,30 @@ def test_prompts_train_with_any_optimizer_and_a_weight_decay_that_is_not_negativ
     assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
-def test_a_scheduled_ess_and_epochs_reach_the_quadratic_anchors():
-    schedule = [{}, {"ess": 10.0, "epochs": 1, "lr": 0.5}]
-    strategy = make_strategy("ada-reg", toy_model(), schedule=schedule)
-    benchmark, plugin = toy_benchmark(2), strategy.plugins[0]
-    strategy.train(benchmark.train_stream[0])
-    assert plugin._ess_now == 48  # the size of the data
-    strategy.train(benchmark.train_stream[1])
-    assert plugin._ess_now == 10.0
-    assert strategy.train_epochs == 1
-    assert strategy.optimizer.param_groups[0]["lr"] == 0.5
-
-
-@pytest.mark.parametrize("kind", ["covon", "ada-reg"])
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    ("kind", "bad", "message"),
     [
-        ({"ess": -1.0}, r"ess must be > 0 and finite in float32, got -1\.0"),
-        ({"lr": -0.1}, r"lr must be >= 0 and finite in float32, got -0\.1"),
-        ({"lr": 0.5, "epochs": 2.9}, r"epochs must be an integer >= 1, got 2\.9"),
+        ("covon", {"ess": -1.0}, r"ess must be > 0 and finite in float32, got -1\.0"),
+        ("ada-reg", {"lr": -0.1}, r"lr must be >= 0 and finite in float32, got -0\.1"),
+        ("covon", {"lr": 0.5, "epochs": 2.9}, r"epochs must be an integer >= 1, got 2\.9"),
+        ("ada-reg", {"lr": 0.5, "epochs": 2.9}, r"epochs must be an integer >= 1, got 2\.9"),
     ],
 )
 def test_bad_values_are_refused_when_their_experience_comes(kind, bad, message):
-    strategy = make_strategy(kind, toy_model(), schedule=[{}, bad])
+    strategy = make_strategy(kind, toy_model(), plugins=[SchedulePlugin([{}, bad])])
     benchmark, group = toy_benchmark(2), strategy.optimizer.param_groups[0]
     strategy.train(benchmark.train_stream[0])
     before = group["lr"], group.get("ess"), strategy.train_epochs
     with pytest.raises(ValueError, match=message):
         strategy.train(benchmark.train_stream[1])
     assert before == (group["lr"], group.get("ess"), strategy.train_epochs)  # nothing is set
+
+
+@pytest.mark.parametrize(
+    ("kind", "unknown"), [("covon", "hes_init"), ("ada-reg", "ess"), ("vcl", "gamma")]
+)
+def test_unknown_names_are_refused_before_the_first_experience(kind, unknown):
+    strategy = make_strategy(kind, toy_model(), plugins=[SchedulePlugin([{}, {unknown: 1.0}])])
+    with pytest.raises(ValueError, match=rf"a schedule may set .*'epochs'.*got \['{unknown}'\]"):
+        strategy.train(toy_benchmark(1).train_stream)
+    assert strategy.clock.train_iterations == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
@@ -174,6 +174,15 @@ class StrategySettings(Table):
 
     def only(self, *names: str) -> dict[str, Any]:
         return self.model_dump(include=set(names))
+
+
+def scheduled(method: Method, domains: Sequence[dict[str, Any]]) -> Method:
+    """The method with settings by domain, in the order of training."""
+    if not domains:
+        return method
+    from covon_avalanche.plugins import SchedulePlugin
+
+    return replace(method, plugins=(SchedulePlugin(domains), *method.plugins))
 
 
 class Tunable(StrategySettings):

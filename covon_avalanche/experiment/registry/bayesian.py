@@ -21,6 +21,7 @@ from covon_avalanche.experiment.registry.base import (
     Method,
     Tunable,
     WithOptimizer,
+    scheduled,
 )
 from covon_avalanche.experiment.registry.merge_rules import CoVONMerge, Eq8, Mergeable
 from covon_avalanche.presets import (
@@ -187,8 +188,9 @@ class CoVON(Mergeable):
         if self.schedule:
             schedule = [task.model_dump(exclude_none=True) for task in self.schedule]
         rule = self.merge.build(self.gamma)
-        arguments = {"schedule": schedule, "merge": self.merge.rule if rule is None else rule}
-        return self.aligned(Method.of("covon_avalanche.strategies:CoVONStrategy", arguments))
+        arguments = {"merge": self.merge.rule if rule is None else rule}
+        method = Method.of("covon_avalanche.plugins:CoVONPlugin", arguments)
+        return self.aligned(scheduled(method, schedule))
 
 
 class Variational(Tunable):
@@ -217,7 +219,7 @@ class VCL(Variational):
     """Mean-field VCL."""
 
     kind: Literal["vcl"]
-    class_path = "covon_avalanche.strategies:VCLStrategy"
+    class_path = "covon_avalanche.plugins:VCLPlugin"
 
 
 class EVCL(Variational):
@@ -254,7 +256,7 @@ class AdaReg(Mergeable):
 
     kind: Literal["ada-reg"]
     strength: NonNegativeFloat
-    class_path = "covon_avalanche.strategies:AdaRegStrategy"
+    class_path = "covon_avalanche.plugins:AdaRegPlugin"
     class_arguments = ("strength", "weight_decay")
 
 
@@ -264,5 +266,5 @@ class EWCStar(WithOptimizer):
     kind: Literal["ewc-star"]
     strength: NonNegativeFloat
     fisher: Literal["exact", "batch"] = "exact"
-    class_path = "covon_avalanche.strategies:EWCStarStrategy"
+    class_path = "covon_avalanche.plugins:EWCStarPlugin"
     class_arguments = ("strength", "weight_decay", "fisher")

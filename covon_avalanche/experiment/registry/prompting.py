@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from covon_avalanche.experiment.registry.base import DomainSettings, Method, Problem, WithOptimizer
+from covon_avalanche.experiment.registry.base import (
+    DomainSettings,
+    Method,
+    Problem,
+    WithOptimizer,
+    scheduled,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,8 +41,7 @@ class Prompting(WithOptimizer):
 
     def build(self) -> Method:
         schedule = [task.model_dump(exclude_none=True) for task in self.schedule or ()]
-        own = {"max_grad_norm": self.max_grad_norm, "schedule": schedule or None}
-        return Method.of(self.class_path, own)
+        return scheduled(Method.of(self.class_path, self.only("max_grad_norm")), schedule)
 
     def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         """The class of the same name in :mod:`covon_avalanche.prompting`, around the network."""
