@@ -42,8 +42,6 @@ class BayesByBackprop(PosteriorOptimizer):
     :param eps: Adam's constant.
     :param weight_decay: precision per example of the first prior N(0, 1/s0), that is
         ``s0 = ess * weight_decay``; positive.
-    :param min_weight_decay: least ``weight_decay`` of any group, such as timm's for biases and
-        norms, whose own is 0.
     :param importance_strength: weight of EVCL's penalty
         ``0.5 * sum(importance * ((mean - m')² + (std - std')²))`` beside the loss per example,
         with ``m'`` and ``std'`` of the previous posterior (Batra and Clark, "EVCL: Elastic
@@ -73,7 +71,6 @@ class BayesByBackprop(PosteriorOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-4,
-        min_weight_decay: float = 0.0,
         importance_strength: float = 0.0,
         mc_samples: int = 1,
         prior: DiagGaussian | None = None,
@@ -87,7 +84,6 @@ class BayesByBackprop(PosteriorOptimizer):
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
-            min_weight_decay=min_weight_decay,
             importance_strength=importance_strength,
             mc_samples=mc_samples,
         )

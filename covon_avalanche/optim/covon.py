@@ -97,7 +97,6 @@ def fast_step(
     lr: float,
     beta1: float,
     beta2: float,
-    debias: bool,
     clip_radius: float,
     hess_approx: HessApprox,
     batch_size: float,
@@ -124,7 +123,7 @@ def fast_step(
     else:
         hess_hat = statistic * (ess * hess + prior_precision)  # line 6; 1/sigma² of line 4
     momentum = torch.lerp(momentum, grad, 1 - beta1)  # line 7
-    momentum_hat = momentum / (1 - beta1**i) if debias else momentum
+    momentum_hat = momentum / (1 - beta1**i)
     # line 8; the retraction of its last term keeps hess + delta positive (Lin et al., 2020)
     change = (1 - beta2) * (hess_hat - hess)
     if retraction:  # in this order nothing overflows that the result does not
@@ -217,7 +216,6 @@ class CoVON(PosteriorOptimizer):
     :param clip_radius: largest change of a weight in a step, in units of ``lr``, 2 by default, 1
         with :meth:`finetuning`; ``float("inf")`` for none. While the Hessian estimate is dominated
         by noise, unlimited Newton steps diverge.
-    :param debias: correct the gradient average for its initialisation at zero.
     :param mc_samples: posterior samples per step.
     :param prior_mean: centre of the first prior: ``"zero"`` (the paper's), or ``"init"``,
         the starting weights, which is what fine-tuning a pretrained network needs.
@@ -254,8 +252,7 @@ class CoVON(PosteriorOptimizer):
     - ``weight_decay``: precision per example of the first prior N(0, 1/s0), that is
       ``s0 = ess * weight_decay``; 1e-4. New parameters of later tasks start with it too. 0, as in
       timm's groups without weight decay, is an improper flat prior: only ``hess`` bounds the
-      variance then, so keep ``hess_init`` positive, or give ``min_weight_decay``, the least
-      ``weight_decay`` of any group.
+      variance then.
     - ``lr`` is that of the Newton step (dimensionless, not that of Adam), 0.01; ``clip_radius`` is
       0.1 and ``gamma`` 0.9.
 
@@ -292,11 +289,9 @@ class CoVON(PosteriorOptimizer):
         ess: float | None = None,
         hess_init: float | None = None,
         weight_decay: float | None = None,
-        min_weight_decay: float = 0.0,
         betas: tuple[float, float | None] = (0.9, None),
         gamma_precision: float | Literal["auto"] | None = "auto",
         clip_radius: float | None = None,
-        debias: bool = True,
         mc_samples: int = 1,
         prior_mean: Literal["zero", "init"] = "zero",
         prior: DiagGaussian | None = None,
@@ -330,8 +325,6 @@ class CoVON(PosteriorOptimizer):
         defaults = settings | dict(
             betas=betas,
             gamma_precision=gamma_precision,
-            min_weight_decay=min_weight_decay,
-            debias=debias,
             mc_samples=mc_samples,
             prior_mean=prior_mean,
             bfloat16_prior=bfloat16_prior,
@@ -657,7 +650,6 @@ class CoVON(PosteriorOptimizer):
             lr=float(group["lr"]),
             beta1=beta1,
             beta2=beta2_at(beta2, i - 1),
-            debias=group["debias"],
             clip_radius=group["clip_radius"],
             hess_approx=self.hess_approx,
             batch_size=self._batch_size(),
@@ -690,8 +682,6 @@ class CoVON(PosteriorOptimizer):
         self,
         merge: SlowStep = "eq8",
         *,
-        gamma: float | None = None,
-        gamma_precision: float | None = None,
         means: Mapping[Tensor, Tensor] | None = None,
     ) -> None:
         """Merge the task's posterior into its prior.
@@ -705,8 +695,6 @@ class CoVON(PosteriorOptimizer):
             ``"none"``, plain IVON: the next task continues this one. The last two, and
             :class:`covon_avalanche.merging.EMA` with ``gamma_precision=None``, are the ablations of
             the paper's Figure 2b.
-        :param gamma: instead of the groups' ``gamma``.
-        :param gamma_precision: instead of the groups' ``gamma_precision``.
         :param means: merged means instead of Eq. 8's, by parameter and of its shape, such as those
             of a rule in :mod:`covon_avalanche.merging`; the precision is Eq. 8's. Those of
             parameters that had no step are not used.
@@ -730,15 +718,11 @@ class CoVON(PosteriorOptimizer):
                 "batch_size=1: pass the number of examples per step, CoVON(..., batch_size=...)",
                 stacklevel=2,
             )
-        given = {"gamma": gamma, "gamma_precision": gamma_precision}
-        instead = {key: value for key, value in given.items() if value is not None}
-        for key, value in instead.items():
-            check_gamma(value, key)
         trained = in_task if merge != "none" else []
         replace = merge == "replace"
         steps = max((self.state[named.param]["step"] for named in trained), default=0)
         if steps >= _MANY_STEPS:
-            warn_unless_learned(steps, self.diagnostics()["all"])
+            warn_unless_learned(steps, self._diagnose(trained))
         with defer_interrupt(), torch.no_grad():
             problems, moved = [], False
             for name, p, group, _ in trained:  # check all before anything is written
@@ -746,7 +730,7 @@ class CoVON(PosteriorOptimizer):
                 both = self.mean_of(p), current_prior(self.state[p], group)[0]
                 moved = moved or any((m != m0).any() for m, m0 in pieces(*map(local, both)))
                 try:
-                    for merged in self._merged(p, {**group, **instead}, replace):
+                    for merged in self._merged(p, group, replace):
                         check_gaussian(name, *merged)
                     if means and p in means:
                         check_given(name, means[p], p, "mean")
@@ -765,7 +749,7 @@ class CoVON(PosteriorOptimizer):
             first = self.param_groups[0]
             last_key = noise_key(first["noise_seed"] or 0, first["noise_draws"])  # of the rounding
             for named in trained:
-                news = self._merged(named.param, {**named.group, **instead}, replace)
+                news = self._merged(named.param, named.group, replace)
                 self._write_merged(named, news, (means or {}).get(named.param), last_key)
             self._finish_task()
 
@@ -811,15 +795,15 @@ class CoVON(PosteriorOptimizer):
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Diagnostics]:
         """Whether the precision is being learned, by parameter name, and pooled over all under
-        ``"all"``: see :class:`Diagnostics`. To be called within a task, best between a step
-        and the next ``zero_grad``; empty before the first step."""
-        trained = {
-            name: (p, group, {"mean": self.mean_of(p), **state})
-            for name, p, group, _ in self._named_params()
-            if "hess" in (state := self.state.get(p, {}))
-        }
-        parts = {"all": list(trained.values()), **{name: [one] for name, one in trained.items()}}
-        return {name: diagnose(part, self.hess_approx) for name, part in parts.items() if part}
+        ``"all"``: see :class:`Diagnostics`. To be called within a task; empty before the
+        first step."""
+        trained = [n for n in self._named_params() if "hess" in self.state.get(n.param, {})]
+        parts = {"all": trained, **{named.name: [named] for named in trained}}
+        return {name: self._diagnose(part) for name, part in parts.items() if part}
+
+    def _diagnose(self, params: list[NamedParam]) -> Diagnostics:
+        states = ({"mean": self.mean_of(n.param), **self.state[n.param]} for n in params)
+        return diagnose(zip((n.group for n in params), states, strict=True))
 
     # torch.optim -----------------------------------------------------------------------
 

@@ -89,7 +89,6 @@ def step(
     lr: float,
     beta1: float,
     beta2: float,
-    debias: bool,
     clip_radius: float,
     hess_approx: str,
     batch_size: float,
@@ -103,7 +102,7 @@ def step(
     :param prior_means: tensors, or 0.
     """
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
-    debiasing = 1 / (1 - beta1**i) if debias else 1.0
+    debiasing = 1 / (1 - beta1**i)
     # in the order of the kernel's arguments
     clip_radius = min(clip_radius, 3e38)
     settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, retraction, prior0

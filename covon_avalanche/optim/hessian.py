@@ -23,7 +23,6 @@ section 4).
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 HessApprox = Literal["gradsq", "reparam"]
@@ -36,18 +35,3 @@ def beta2_at(beta2: float | None, step: int) -> float:
     :param step: number of the task's steps before this one.
     """
     return 1 - 1 / (50 + 0.1 * step) if beta2 is None else beta2
-
-
-@lru_cache(maxsize=256)
-def ema_weights(beta2: float | None, steps: int) -> tuple[float, float]:
-    """What an average consists of after some steps.
-
-    :return: the weight of its initial value, and the sum of the squared weights of the
-        estimates: its variance if theirs is 1 and they are independent.
-    """
-    initial, squares = 1.0, 0.0
-    for step in range(steps):
-        beta = beta2_at(beta2, step)
-        initial *= beta
-        squares = beta**2 * squares + (1 - beta) ** 2
-    return initial, squares

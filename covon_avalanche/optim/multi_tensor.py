@@ -74,7 +74,6 @@ def step(
     lr: float,
     beta1: float,
     beta2: float,
-    debias: bool,
     clip_radius: float,
     hess_approx: str,
     batch_size: float,
@@ -115,8 +114,7 @@ def step(
         precision = _precisions(hess, s0, ess)
         direction = torch._foreach_sub(mean, m0)
         torch._foreach_mul_(direction, s0)
-        bias_correction = 1 - beta1**i if debias else 1.0
-        torch._foreach_add_(direction, momentum, alpha=ess / bias_correction)
+        torch._foreach_add_(direction, momentum, alpha=ess / (1 - beta1**i))
         if squares is not None:  # direction and precision are those of fast_step times ess
             torch._foreach_sqrt_(precision)
             norms = torch._foreach_norm(torch._foreach_div(grad, precision))

@@ -597,6 +597,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         self._attachment.drop_sample()
         if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
+        for group in self.param_groups:
+            self.check_group(group)
         self._check_unchanged()
         if self.param_groups[0]["noise_draws"] and not any(self.state.values()):
             warnings.warn(
@@ -789,9 +791,6 @@ class PosteriorOptimizer(Optimizer, ABC):
         group = self.param_groups[-1]
         self._names.update(zip(group["params"], group.get("param_names", ()), strict=False))
         try:
-            for name in ("weight_decay", "min_weight_decay"):
-                check_positive(name, group[name], zero=True)
-            group["weight_decay"] = max(group["weight_decay"], group["min_weight_decay"])
             self.check_group(group)
             seen: set[Tensor] = set()
             for name, p, owner, _ in self._named_params():

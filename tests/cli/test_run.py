@@ -51,7 +51,7 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
         (folder,) = (out / strategy).glob("seed-0-*")
         text = (folder / "log.txt").read_text(encoding="utf-8")
         assert [text.count(f"domain {n}, epoch 1: loss ") for n in (1, 2)] == [1, 1]
-        assert text.count("hess_signal_to_noise") == (2 if strategy == "covon" else 0)
+        assert text.count("hess_at_start") == (2 if strategy == "covon" else 0)
     written = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     assert len(written) == 2
 

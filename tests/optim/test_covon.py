@@ -58,7 +58,7 @@ def test_conjugate_regression_gives_the_exact_sequential_posterior(implementatio
 
 ESS, HESS_INIT, GAMMA = (50.0, 80.0, 60.0), (0.3, 0.2, 0.1), (0.7, 0.3, 1.0)
 STEPS = 30
-COMMON = dict(lr=0.1, weight_decay=0.02, betas=(0.9, 0.95), clip_radius=0.05, debias=True)
+COMMON = dict(lr=0.1, weight_decay=0.02, betas=(0.9, 0.95), clip_radius=0.05)
 COMMON |= dict(mc_samples=1, prior_mean="zero", hess_approx="gradsq", batch_size=32)
 
 
@@ -91,8 +91,7 @@ def numpy_algorithm_1(theta0, tasks, noise, options):
             g = b1 * g + (1 - b1) * grad
             d = s / ess
             h = b2 * h + (1 - b2) * hess + 0.5 * (1 - b2) ** 2 * (h - hess) ** 2 / (h + d)
-            average = g / (1 - b1**i) if options["debias"] else g
-            direction, clip = (average + d * (m - m0)) / (h + d), options["clip_radius"]
+            direction, clip = (g / (1 - b1**i) + d * (m - m0)) / (h + d), options["clip_radius"]
             m = m - options["lr"] * np.clip(direction, -clip, clip)
         s1 = (1 - gamma) * s + gamma * (s + ess * h)
         m = ((1 - gamma) * s * m0 + gamma * (s + ess * h) * m) / s1
@@ -104,7 +103,7 @@ def numpy_algorithm_1(theta0, tasks, noise, options):
 @pytest.mark.parametrize(
     "case",
     [
-        dict(hess_approx="reparam", clip_radius=float("inf"), debias=False),
+        dict(hess_approx="reparam", clip_radius=float("inf")),
         dict(hess_approx="reparam", mc_samples=3, prior_mean="init"),
         dict(betas=(0.9, None), prior_mean="init"),
         dict(betas=(0.9, None), mc_samples=2, clip_radius=0.5),
@@ -140,7 +139,7 @@ def test_three_tasks_match_the_float64_reference(implementation, dtype, case):
     )
     noise, posteriors = [], []
     for t, (x, y) in enumerate(tasks):
-        optimizer.param_groups[0].update(ess=ESS[t], hess_init=HESS_INIT[t])
+        optimizer.param_groups[0].update(ess=ESS[t], hess_init=HESS_INIT[t], gamma=GAMMA[t])
         x, y = torch.tensor(x, dtype=dtype), torch.tensor(y)
         s0 = posteriors[-1].precision["weight"].double() if t else ESS[0] * COMMON["weight_decay"]
         start = torch.tensor(HESS_INIT[t], dtype=torch.float64)
@@ -154,7 +153,7 @@ def test_three_tasks_match_the_float64_reference(implementation, dtype, case):
                     optimizer.zero_grad()
                     nll(model, (x, y))().backward()
             optimizer.step()
-        optimizer.consolidate(gamma=GAMMA[t])
+        optimizer.consolidate()
         posteriors.append(optimizer.posterior())
         assert torch.equal(model.weight, posteriors[-1].mean["weight"])
     reference = numpy_algorithm_1(theta0, tasks, noise, options)
@@ -275,18 +274,22 @@ class TestSlowStep:
 
     def test_what_is_no_gaussian_changes_nothing(self, linear, batch):
         """A negative Hessian times a large ``gamma_precision``, and means that do not fit."""
-        optimizer = make_covon(linear.named_parameters())
+        optimizer = make_covon(linear.named_parameters(), gamma_precision=5.0)
         train_step(optimizer, linear, batch)
         optimizer.state[linear.bias]["hess"].fill_(-0.005)
         for options, says in (
-            (dict(gamma_precision=5.0), "precision of 'bias' must be positive"),
-            (dict(gamma=-1.0), "gamma must be > 0"),
+            (dict(), "precision of 'bias' must be positive"),
             (dict(merge="ema"), "merge must be one of 'eq8', 'replace', 'none', got 'ema'"),
             (dict(means={linear.bias: torch.zeros(4)}), r"'bias' must have shape \(3,\)"),
             (dict(means={linear.bias: torch.full((3,), torch.nan)}), "'bias' is not finite"),
         ):
             with unchanged(optimizer), pytest.raises(ValueError, match=says):
                 optimizer.consolidate(**options)
+            optimizer.param_groups[0]["gamma_precision"] = 0.5
+        optimizer.param_groups[0]["gamma"] = -1.0
+        with unchanged(optimizer), pytest.raises(ValueError, match="gamma must be > 0"):
+            optimizer.consolidate()
+        optimizer.param_groups[0]["gamma"] = 0.5
         optimizer.consolidate(means={linear.bias: torch.arange(3.0)})
         assert linear.bias.tolist() == [0, 1, 2]
 
