@@ -1,5 +1,4 @@
-"""Ready-made strategies: CoVON, and Avalanche's ER-ACE as published, made to work in several
-processes."""
+"""Ready-made strategies: CoVON, and Avalanche's ER-ACE as published."""
 
 from __future__ import annotations
 
@@ -8,11 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from avalanche.core import BasePlugin
 from avalanche.distributed import DistributedHelper
-from avalanche.training import ACECriterion
 from avalanche.training.supervised import ER_ACE
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.utils import cycle
@@ -80,8 +77,7 @@ class ERACEStrategy(ER_ACE):
     As in the authors' code, the two losses are added, and a step has as many stored examples as new
     ones; Avalanche halves the sum and uses 10. Replay starts with the second experience, and the
     memory then also has examples of the current one. Classes that are not in the current batch are
-    masked, including those that no task has had. Under :class:`DataParallel` the loss is that of
-    the whole batch.
+    masked, including those that no task has had.
     """
 
     replay_loader: Any
@@ -93,9 +89,11 @@ class ERACEStrategy(ER_ACE):
         """
         size = batch_size_mem or arguments.get("train_mb_size", 1)
         super().__init__(batch_size_mem=size, **arguments)
-        self.ace_criterion = _WholeBatchACE()
+        self.ace_criterion = _asymmetric_cross_entropy
 
     def _before_training_exp(self, **kwargs: Any) -> None:
+        if DistributedHelper.is_distributed:
+            raise ValueError("ERACEStrategy needs whole batches: train in one process")
         super()._before_training_exp(**kwargs)
         own: Any = self
         # Avalanche goes by the index in the stream, not by what was trained, and does not replay at
@@ -107,17 +105,13 @@ class ERACEStrategy(ER_ACE):
             own.replay_loader = cycle(loader)
 
 
-class _WholeBatchACE(ACECriterion):
-    """Compares outputs of the classes in any process's share of the batch."""
-
-    def __call__(
-        self, out_in: Tensor, target_in: Tensor, out_buffer: Tensor, target_buffer: Tensor
-    ) -> Tensor:
-        present = F.one_hot(target_in, out_in.shape[1]).amax(0)
-        if DistributedHelper.is_distributed:
-            dist.all_reduce(present, dist.ReduceOp.MAX)
-        current = F.cross_entropy(out_in.masked_fill(present == 0, -torch.inf), target_in)
-        return F.cross_entropy(out_buffer, target_buffer) + current
+def _asymmetric_cross_entropy(
+    out_in: Tensor, target_in: Tensor, out_buffer: Tensor, target_buffer: Tensor
+) -> Tensor:
+    """The sum of both losses; new examples are compared among their own classes."""
+    present = F.one_hot(target_in, out_in.shape[1]).amax(0)
+    current = F.cross_entropy(out_in.masked_fill(present == 0, -torch.inf), target_in)
+    return F.cross_entropy(out_buffer, target_buffer) + current
 
 
 __all__ = ["CoVONStrategy", "ERACEStrategy"]

@@ -61,11 +61,11 @@ def toy_images(domain: int, n: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]
     return x, y
 
 
-def toy_image_benchmark(n_domains: int = 3, n: int = 24) -> CLScenario:
+def toy_image_benchmark(n_domains: int = 3) -> CLScenario:
     """One experience per domain."""
 
     def dataset(domain: int, seed: int):
-        x, y = toy_images(domain, n, seed=seed)
+        x, y = toy_images(domain, seed=seed)
         return _make_taskaware_tensor_classification_dataset(x, y, task_labels=0)
 
     streams = {

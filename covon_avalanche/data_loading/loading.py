@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from avalanche.distributed import DistributedHelper
 from avalanche.training.templates import BaseSGDTemplate
-from torch import Tensor
 
 from covon_avalanche.data_loading.unwrapping import Rows, rows_of
 
@@ -66,14 +65,13 @@ def _is_not_overridden(strategy: Any, following: Any, name: str) -> bool:
 class TensorLoader:
     """Batches of rows, shuffled as torch's ``DataLoader`` does with the same global seed.
 
-    :param rows: result of :func:`rows_of`; only subclasses take ``None``.
+    :param rows: result of :func:`rows_of`.
     """
 
     def __init__(
-        self, rows: Rows | None, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool
+        self, rows: Rows, dataset: Any, batch_size: int, shuffle: bool, drop_last: bool
     ) -> None:
-        self.rows: Any = rows
-        self.dataset, self.batch_size = dataset, batch_size
+        self.rows, self.dataset, self.batch_size = rows, dataset, batch_size
         self.shuffle, self.drop_last = shuffle, drop_last
 
     def __len__(self) -> int:
@@ -81,23 +79,11 @@ class TensorLoader:
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        for indices in self.draw()[1]:
-            yield list(self.rows(indices))
-
-    def draw(self) -> tuple[int, Sequence[Tensor]]:
-        """The indices of an epoch's batches, with the same draws from torch's global generator as
-        ``DataLoader`` makes.
-
-        :return: the base seed of the loader's workers, and int64 indices; the last batch may be
-            smaller.
-        """
-
-        def draw_seed() -> int:
-            return int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
-
         n = len(self.dataset)
-        base_seed, order = draw_seed(), torch.arange(n, device="cpu")
+        seed = torch.empty((), dtype=torch.int64, device="cpu").random_()  # of DataLoader's workers
+        order = torch.arange(n, device="cpu")
         if self.shuffle:
-            generator = torch.Generator().manual_seed(draw_seed())
+            generator = torch.Generator().manual_seed(int(seed.random_()))
             order = torch.randperm(n, generator=generator, device="cpu")
-        return base_seed, order.split(self.batch_size)[: len(self)]
+        for indices in order.split(self.batch_size)[: len(self)]:
+            yield list(self.rows(indices))

@@ -197,7 +197,6 @@ def _is_plain(strategy: Any) -> bool:
 def _shuffles_again(loader: Any) -> bool:
     """Whether a smaller data set may be reshuffled within the epoch, in an order that depends on
     other uses of torch's generator, such as dropout."""
-    loader = getattr(loader, "whole", loader)  # of DataParallel
     return getattr(loader, "oversample_small_datasets", False) and len(loader.datasets) > 1
 
 

@@ -1,7 +1,7 @@
 """Avalanche plugins. They call ``optim``, ``merging`` and ``posterior`` at the right callbacks."""
 
 from covon_avalanche.plugins.ada_reg import AdaRegPlugin
-from covon_avalanche.plugins.avalanche import AvalancheRWalkPlugin, AvalancheSIPlugin
+from covon_avalanche.plugins.avalanche import AvalancheSIPlugin
 from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin
 from covon_avalanche.plugins.closed_form import ClosedFormPlugin
 from covon_avalanche.plugins.covon import CoVONPlugin
@@ -24,7 +24,6 @@ from covon_avalanche.plugins.td_vcl import TDVCLPlugin
 
 __all__ = [
     "AdaRegPlugin",
-    "AvalancheRWalkPlugin",
     "AvalancheSIPlugin",
     "ClassifierAlignmentPlugin",
     "ClosedFormPlugin",

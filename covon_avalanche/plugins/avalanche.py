@@ -1,17 +1,11 @@
-"""Avalanche's Synaptic Intelligence and Riemannian Walk as baselines, with fixes for CPUs and for
-several processes."""
+"""Avalanche's Synaptic Intelligence as a baseline, with a fix for CPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
-from avalanche.distributed import DistributedHelper
-from avalanche.training.plugins import RWalkPlugin, SynapticIntelligencePlugin
-from avalanche.training.utils import copy_params_dict
-
-from covon_avalanche.data_loading.data_parallel import batch_share
+from avalanche.training.plugins import SynapticIntelligencePlugin
 
 
 class AvalancheSIPlugin(
@@ -39,24 +33,3 @@ class AvalancheSIPlugin(
 def _copy_values(values: Mapping[str, Any]) -> None:
     for value in values.values():
         value.data = value.data.clone()
-
-
-class AvalancheRWalkPlugin(RWalkPlugin, supports_distributed=True):  # type: ignore[call-arg]
-    """Avalanche's Riemannian Walk (Chaudhry et al., 2018).
-
-    Avalanche's plugin computes a second gradient before each step. Under
-    :class:`covon_avalanche.data_loading.DataParallel` that would be the gradient of one process's
-    images; this plugin averages it over all images of the batch. Its arguments are Avalanche's. It
-    puts the model into evaluation mode before each step, and leaves it there.
-    """
-
-    def _update_grad(self, strategy: Any) -> None:
-        super()._update_grad(strategy)
-        if not DistributedHelper.is_distributed:
-            return
-        images, size = batch_share(strategy)
-        for p in strategy.model.parameters():
-            if p.grad is not None:
-                p.grad *= images / size
-                dist.all_reduce(p.grad)
-        self.iter_grad = copy_params_dict(strategy.model, copy_grad=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from avalanche.distributed import DistributedHelper
+
 from covon_avalanche.checks import check_choice, check_whole
-from covon_avalanche.data_loading.data_parallel import batch_share
 from covon_avalanche.merging import MergeRule, merge_into
 from covon_avalanche.optim import CoVON
 from covon_avalanche.optim.covon import SlowStep
@@ -90,7 +91,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         replace the weights by a sample."""
         if self._sample is None:  # the first mini-batch of a step
             self._examples = 0
-        self._examples += batch_share(strategy)[1]
+        self._examples += len(strategy.mb_y) * DistributedHelper.world_size
         for group in strategy.optimizer.param_groups:
             group["batch_size"] = self._examples
         super().before_forward(strategy, **kwargs)

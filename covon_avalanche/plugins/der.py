@@ -11,7 +11,6 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive, check_whole
-from covon_avalanche.data_loading import DataParallel
 from covon_avalanche.plugins.task_loader import task_autocast
 
 
@@ -62,20 +61,18 @@ class DERPlugin(SupervisedPlugin):
         self._batches: dict[int, list[Tensor]] = {}  # of this step, by iteration
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
-        """Check that all processes will have the same memory, and drop an interrupted step."""
+        """Drop an interrupted step.
+
+        :raises ValueError: in several processes, each of which would have a memory of its own.
+        """
         self._batches.clear()
-        if DistributedHelper.is_distributed and not isinstance(strategy, DataParallel):
-            raise ValueError(
-                "DERPlugin needs whole batches: mix covon_avalanche.data_loading.DataParallel into "
-                f"{type(strategy).__name__}"
-            )
+        if DistributedHelper.is_distributed:
+            raise ValueError("DERPlugin needs whole batches: train in one process")
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the losses of stored examples, if there are any."""
         logits = _unmasked(strategy.model, strategy.mb_output.detach())
         batch = [strategy.mb_x, strategy.mb_y, strategy.mb_task_id, logits]
-        if isinstance(strategy, DataParallel):
-            batch = strategy.whole_batch(batch)
         self._batches[strategy.clock.train_iterations] = batch
         if self.seen == 0:
             return

@@ -18,7 +18,7 @@ from covon_avalanche.plugins.task_loader import (
 )
 
 
-class DUCTPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
+class DUCTPlugin(SupervisedPlugin):
     """Fine-tunes, merges and retrains a :class:`~covon_avalanche.merging.DUCT` network::
 
         model = DUCT(create_backbone("vit-b16-in1k", 65, weights="default"), 65, num_domains=4)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.data_loading.data_parallel import batch_share
 from covon_avalanche.plugins.task_loader import begin_domain, check_whole_task, task_loader
 from covon_avalanche.prompting import PromptModel
 
 
-class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
+class PromptPlugin(SupervisedPlugin):
     """Trains a :class:`PromptModel`, domain by domain::
 
         model = SPrompts(create_backbone("vit-b16-in21k-ft-in1k", 345, weights="default"), 6)
@@ -48,11 +46,6 @@ class PromptPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
             )
         check_whole_task(strategy.experience)
         begin_domain(strategy)
-
-    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Tell the model its share of the batch, where several processes have one."""
-        distributed = DistributedHelper.is_distributed
-        strategy.model.counted_images = batch_share(strategy)[0] if distributed else None
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the method's own loss, such as that of keys."""

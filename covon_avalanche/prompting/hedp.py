@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_choice, check_positive
@@ -86,11 +85,9 @@ class HEDP(DomainMixture):
     def training_logits(self, x: Tensor) -> Tensor:
         logits = super().training_logits(x)
         energies = self.energies(logits)
-        energy, excess = energies.detach(), (energies - self.margin).relu()
-        columns = [energy, torch.ones_like(energy), (energy > self.margin).float()]
-        total, images, above = self.batch_sum(torch.stack(columns, 1))  # of the whole batch
-        off_target = (self.target - total / images).sign() * (self.target - energies.mean())
-        border = excess.mean() * images / above.clamp(min=1)
+        excess = (energies - self.margin).relu()
+        border = excess.sum() / excess.count_nonzero().clamp(min=1)
+        off_target = (self.target - energies.mean()).abs()
         self.auxiliary_loss = self.regularisation * (border + off_target)
         return logits
 

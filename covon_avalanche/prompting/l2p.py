@@ -63,7 +63,7 @@ class L2P(PromptModel):
         similarities = cosines(self.vit.query(x), self.keys)
         chosen = similarities.topk(self.top_k).indices
         if self.batchwise:
-            counts = self.batch_sum(F.one_hot(chosen, len(self.keys)).sum(1))
+            counts = F.one_hot(chosen, len(self.keys)).sum((0, 1))
             most = counts.argsort(descending=True, stable=True)[: self.top_k]
             chosen = most.expand(len(x), -1)
         self.auxiliary_loss = -self.key_weight * similarities.gather(1, chosen).sum(1).mean()

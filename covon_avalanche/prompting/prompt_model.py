@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_whole
@@ -47,9 +46,6 @@ class PromptModel(nn.Module):
         """Whether a training loop has begun the current domain and not ended it."""
         self.auxiliary_loss: Tensor | float = 0.0
         """Loss of the last forward pass in training, to be added to that of the task."""
-        self.counted_images: int | None = None
-        """How many of this process's images belong to the training batch; the others pad it.
-        ``None``: there is one process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "auxiliary_loss": 0.0}  # its graph cannot be copied
@@ -117,11 +113,3 @@ class PromptModel(nn.Module):
     @abstractmethod
     def predicted_logits(self, x: Tensor) -> Tensor:
         """Logits with prompts that are selected by the image."""
-
-    def batch_sum(self, rows: Tensor) -> Tensor:
-        """The sum of rows over the images of a training batch, in all processes together."""
-        if self.counted_images is None:
-            return rows.sum(0)
-        total = rows[: self.counted_images].sum(0)
-        dist.all_reduce(total)
-        return total

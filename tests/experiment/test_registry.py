@@ -268,7 +268,7 @@ def test_the_schedule_of_covon_is_that_of_the_recipe():
 def test_other_keys_of_avalanches_strategies_are_arguments_of_their_classes():
     assert settings("agem", sample_size=7).build().arguments["sample_size"] == 7
     assert settings("avalanche-rwalk", delta_t=3).build().plugins[0].delta_t == 3
-    with pytest.raises(ValueError, match=r"AvalancheRWalkPlugin cannot be created: .*'deltat'"):
+    with pytest.raises(ValueError, match=r"RWalkPlugin cannot be created: .*'deltat'"):
         settings("avalanche-rwalk", deltat=3).build()
     for name, key, value in (("agem", "sample_size", -1), ("gem", "memory_strength", -0.5)):
         with pytest.raises(ValueError, match="greater than or equal to 0"):

@@ -3,13 +3,17 @@
 import pytest
 import torch
 import torch.distributed as dist
-from avalanche_processes import IMAGES, KINDS, MIXED, train, work
+from avalanche.distributed import DistributedHelper
+from avalanche_processes import IMAGES, KINDS, train, work
 from terminal import in_two_processes
+from toys import make_naive, sgd, toy_benchmark, toy_model
+
+from covon_avalanche import plugins
+from covon_avalanche.strategies import ERACEStrategy
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="this torch has no torch.distributed"
 )
-
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -18,9 +22,8 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=two_gpus)])
 def test_two_processes_equal_one(device, tmp_path):
     """All kinds in the same two processes."""
-    pytest.importorskip("timm", reason="needs the extra vision")
     in_two_processes(work, str(tmp_path), device)
-    for kind in (*KINDS, *MIXED):
+    for kind in KINDS:
         alone = train(kind, device=device)
         for rank in range(2):
             found = torch.load(tmp_path / f"{kind} {rank}")
@@ -34,9 +37,18 @@ def test_two_processes_equal_one(device, tmp_path):
                 assert found[numbers] == pytest.approx(alone[numbers], rel=rel), kind
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["replay", "rwalk", "avalanche-rwalk", "l2p"])
-def test_data_parallel_changes_nothing_in_one_process(kind):
-    expected, found = train(kind), train(kind, parallel=True)
-    torch.testing.assert_close(found["weights"], expected["weights"])
-    assert found["rows"] == expected["rows"]
+def test_plugins_that_declare_support_are_tested():
+    declared = {n for n in plugins.__all__ if getattr(plugins, n).supports_distributed}
+    tested = {type(p).__name__ for make in KINDS.values() for p in make(toy_model()).plugins}
+    assert declared <= tested
+
+
+def test_methods_with_a_memory_of_their_own_are_refused(monkeypatch):
+    monkeypatch.setattr(type(DistributedHelper), "is_distributed", True)
+    model = toy_model()
+    for strategy in (
+        make_naive(model, sgd(model), plugins.DERPlugin()),
+        make_naive(model, sgd(model), cls=ERACEStrategy),
+    ):
+        with pytest.raises(ValueError, match="needs whole batches: train in one process"):
+            strategy.train(toy_benchmark().train_stream)

@@ -102,7 +102,7 @@ WHOLE_TASKS = {
     "vcl": (VCLPlugin, toy_model, vcl),
 }
 """Plugins that end each experience like a whole task, with a model and an optimizer for them."""
-OTHERS = ["AvalancheRWalkPlugin", "AvalancheSIPlugin", "DERPlugin", "SchedulePlugin"]
+OTHERS = ["AvalancheSIPlugin", "DERPlugin", "SchedulePlugin"]
 
 
 def test_no_plugin_is_left_out():

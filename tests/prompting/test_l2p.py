@@ -7,7 +7,7 @@ import pytest
 import torch
 from toy_vits import toy_clip, toy_images, toy_vit
 
-from covon_avalanche.prompting import L2P, prompt_model
+from covon_avalanche.prompting import L2P
 
 X = torch.cat([toy_images(domain, 3)[0] for domain in range(3)])
 
@@ -84,27 +84,3 @@ def test_only_the_loss_of_the_keys_moves_the_keys():
         model.keys -= 0.1 * model.keys.grad
     model(X)
     assert float(model.auxiliary_loss.detach()) < before
-
-
-def test_processes_that_share_a_batch_use_the_prompts_of_all_its_images(monkeypatch):
-    model = small().train()
-    model(X)
-    whole, sums = model.auxiliary_loss, []
-    used = np.argsort(-cosines_by_hand(model), 1)[:, :3]
-    counts = torch.tensor([int((used == prompt).sum()) for prompt in range(6)])
-
-    def all_reduce(total):
-        sums.append(total.clone())
-        total.copy_(counts)
-
-    monkeypatch.setattr(prompt_model.dist, "all_reduce", all_reduce)
-    losses = []
-    for rows, images in ((slice(0, 5), 4), (slice(4, 9), 5)):  # the first repeats an image
-        model.counted_images = images
-        logits = model(X[rows])
-        losses.append(model.auxiliary_loss * len(X[rows]) / 9)
-        assert logits.shape == (5, 3)
-    assert torch.equal(sums[0] + sums[1], counts)
-    model.counted_images = 4
-    model(X[:4])
-    torch.testing.assert_close(model.auxiliary_loss * 4 / 9 + losses[1], whole)

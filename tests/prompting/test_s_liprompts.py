@@ -8,7 +8,7 @@ from toy_prompting import k_means, learn, normalised_queries, numpy_of, some_ima
 from toy_text import tokenize, toy_clip_with_text
 from toy_vits import toy_clip, toy_images, toy_vit
 
-from covon_avalanche.prompting import HEDP, SLiPrompts, SLiPromptsMixture, SPrompts, prompt_model
+from covon_avalanche.prompting import HEDP, SLiPrompts, SLiPromptsMixture, SPrompts
 
 
 def make(cls, **options):
@@ -137,35 +137,6 @@ def test_hedps_loss_is_that_of_its_formula(target):
     none_above.train()(x)
     wanted = 0.3 * abs(target - energies.mean())
     assert none_above.auxiliary_loss.item() == pytest.approx(wanted, rel=1e-4)
-
-
-def test_shares_of_a_batch_have_hedps_loss_of_the_whole(monkeypatch):
-    probe, (x, _) = make(HEDP), toy_images(0)
-    probe.begin_domain()
-    energies = -logsumexp(numpy_of(probe.train()(x)), -1)
-    x, energies = x[np.argsort(energies)], np.sort(energies)
-    first, target = slice(0, 6), (energies[:6].mean() + energies.mean()) / 2
-    margin = float(energies[-6:-4].mean())
-    model = make(HEDP, regularisation=0.3, target=float(target), margin=margin)
-    model.begin_domain()
-    model.train()
-
-    def loss(rows):
-        model(x[rows])
-        return len(x[rows]) / len(x) * model.auxiliary_loss
-
-    def gradient(value):
-        return torch.autograd.grad(value, model.prompts[0])[0]
-
-    whole = loss(slice(None))
-    sums = torch.tensor([energies.sum(), len(x), (energies > margin).sum()])
-    monkeypatch.setattr(prompt_model.dist, "all_reduce", lambda total: total.copy_(sums))
-    model.counted_images = 6
-    shares = loss(first)
-    model.counted_images = len(x) - 6
-    shares = shares + loss(slice(6, None))
-    torch.testing.assert_close(shares, whole)
-    torch.testing.assert_close(gradient(shares), gradient(whole))
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ class AvalancheRWalk(FromAvalanche):
     """Avalanche's Riemannian Walk, which trains in evaluation mode."""
 
     kind: Literal["avalanche-rwalk"]
-    class_path = "covon_avalanche.plugins:AvalancheRWalkPlugin"
+    class_path = f"{_PLUGINS}:RWalkPlugin"
     not_searched = frozenset({"ewc_alpha"})  # at most 1
     stores_examples = False
 
