@@ -261,7 +261,7 @@ class TestResults:
             ({"accuracy": [[0.9, 0.1], [True, 0.5]]}, "accuracy.1.0: Input should be a valid num"),
             ({"accuracy": [[0.9, 0.1], [50.0, 0.5]]}, "accuracies must be in [0, 1], got [[0.9, "),
             ({"train_seconds": ["1", 2.0]}, "train_seconds.0: Input should be a valid number"),
-            ({"reliability": [[1, True, 0.5]]}, "reliability.0.1: Input should be a valid number"),
+            ({"calibration": {"nll": True}}, "calibration.nll: Input should be a valid number"),
             ({"seed": "3"}, "seed: Input should be a valid integer"),
         ],
     )

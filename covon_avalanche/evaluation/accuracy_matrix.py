@@ -38,30 +38,20 @@ class AccuracyMatrix:
 
     def weighted_accuracy(self, domains: int | None = None) -> float:
         """A_T, pooled: accuracy over the images of all, or of the first few, domains."""
-        return self._pooled(self.last[:domains])
+        counts = self.counts[:domains]
+        row = zip(self.last[:domains], counts, strict=True)
+        return sum(accuracy * count for accuracy, count in row) / sum(counts)
 
-    def _pooled(self, row: Row) -> float:
-        """Accuracy over the images of the first domains, from those on each of them."""
-        counts = self.counts[: len(row)]
-        return sum(a * n for a, n in zip(row, counts, strict=True)) / sum(counts)
-
-    def curve(self, *, pooled: bool = False) -> list[float | None]:
-        """A_t: accuracy on the domains seen so far, after each domain.
-
-        :param pooled: over the images of these domains, instead of the mean over the domains.
-        """
+    def curve(self) -> list[float | None]:
+        """A_t, domain mean: accuracy on the domains seen so far, after each domain."""
         n = len(self.counts)
         seen = [row and row[: n if self.held_out else t + 1] for t, row in enumerate(self.rows)]
-        mean = self._pooled if pooled else lambda row: sum(row) / len(row)
-        return [None if row is None else mean(row) for row in seen]
+        return [None if row is None else sum(row) / len(row) for row in seen]
 
-    def incremental_accuracy(self, *, pooled: bool = False) -> float | None:
+    def incremental_accuracy(self) -> float | None:
         """Average incremental accuracy: mean of A_t over time, that is, of :meth:`curve` (Rebuffi
-        et al., "iCaRL", CVPR 2017). ``None`` if a row was not evaluated (joint training).
-
-        :param pooled: of pooled A_t, as many papers print it.
-        """
-        curve = [a for a in self.curve(pooled=pooled) if a is not None]
+        et al., "iCaRL", CVPR 2017). ``None`` if a row was not evaluated (joint training)."""
+        curve = [a for a in self.curve() if a is not None]
         return sum(curve) / len(curve) if curve and len(curve) == len(self.rows) else None
 
     def bwt(self) -> float | None:

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 TEMPERATURES = tuple(10 ** (half / 2) for half in range(-2, 9))
 """Candidates for a posterior's temperature: two per decade from 0.1 to 10,000."""
+_BINS = 15  # of equal width (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017)
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,13 @@ def mean_calibration(domains: Sequence[Calibration]) -> Calibration:
 
 
 class CalibrationSums:
-    """Accumulates batches in constant memory.
+    """Accumulates batches in constant memory."""
 
-    :param bins: number of bins of equal width (Guo et al., "On Calibration of Modern Neural
-        Networks", ICML 2017, use 15).
-    """
-
-    def __init__(self, bins: int = 15) -> None:
-        if bins < 1:
-            raise ValueError(f"bins must be >= 1, got {bins}")
+    def __init__(self) -> None:
         self.count = 0
         self._nll = self._brier = 0.0
         # By bin of confidence: images, sum of confidences, correct predictions.
-        self._bins = torch.zeros(bins, 3, dtype=torch.float64, device="cpu")
+        self._bins = torch.zeros(_BINS, 3, dtype=torch.float64, device="cpu")
         self._classes = torch.zeros(0, 2, dtype=torch.int64, device="cpu")  # images, hits
 
     @property
@@ -77,8 +72,7 @@ class CalibrationSums:
         target = torch.nn.functional.one_hot(targets, p.shape[1])
         self._brier += (p - target).square().sum().item()
         confidence, hits = p.amax(1), logits.argmax(1) == targets
-        bins = len(self._bins)
-        index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (low, high]
+        index = (confidence * _BINS).ceil().long().sub(1).clamp(0, _BINS - 1)  # (low, high]
         added = torch.stack([torch.ones_like(confidence), confidence, hits.double()], 1)
         self._bins.index_add_(0, index, added)
         if not len(self._classes):
@@ -106,15 +100,6 @@ class CalibrationSums:
             raise ValueError("calibration needs at least one image, got none")
         gap = (self._bins[:, 1] - self._bins[:, 2]).abs().sum().item()
         return Calibration(self._nll / self.count, self._brier / self.count, gap / self.count)
-
-
-def reliability(parts: Sequence[CalibrationSums]) -> list[tuple[int, float, float]]:
-    """The bins of a reliability diagram: images, mean confidence, accuracy; 0 if there are none.
-
-    :param parts: sums with the same number of bins, whose images are pooled.
-    """
-    pooled = torch.stack([part._bins for part in parts]).sum(0).tolist()
-    return [(int(n), c / max(n, 1), hits / max(n, 1)) for n, c, hits in pooled]
 
 
 def class_accuracy(parts: Sequence[CalibrationSums]) -> dict[int, float]:

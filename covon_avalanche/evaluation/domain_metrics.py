@@ -21,7 +21,6 @@ from covon_avalanche.evaluation.calibration import (
     CalibrationSums,
     class_accuracy,
     mean_calibration,
-    reliability,
 )
 
 
@@ -48,21 +47,15 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
     domains that have not been learned yet.
     """
 
-    def __init__(self, stream: str = "test", *, held_out: bool = False, bins: int = 15) -> None:
+    def __init__(self, stream: str = "test") -> None:
         """
         :param stream: name of the stream to record.
-        :param held_out: its domains are never trained on, even if their number and
-            ``experience.domain`` do not show it.
-        :param bins: of the expected calibration error.
         """
         super().__init__()
         self.stream = stream
-        self.bins = bins
-        self.matrix = AccuracyMatrix([], held_out=held_out)
+        self.matrix = AccuracyMatrix([])
         # Rows of (NLL, Brier score, ECE) by domain: as objects they would fill checkpoints.
         self._calibration: list[Tensor] = []
-        self.reliability: list[tuple[int, float, float]] = []
-        """Reliability bins of the last row, all domains together, see :func:`reliability`."""
         self.class_accuracy: dict[int, float] = {}
         """Accuracy by class id of the last row, all domains together."""
         self._inside_train = False
@@ -131,7 +124,7 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         self._n_domains = len(experience.origin_stream)
         i = experience.current_experience
         self._tested[i] = getattr(experience, "domain", None)
-        sums = self._row.setdefault(i, CalibrationSums(self.bins))
+        sums = self._row.setdefault(i, CalibrationSums())
         # In a distributed run the sampler of a process that has too few images repeats some.
         share = range(DistributedHelper.rank, len(experience.dataset), DistributedHelper.world_size)
         new = len(share) - sums.count
@@ -156,7 +149,6 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         values = [astuple(s.result()) for s in sums]
         calibration = torch.tensor(values, dtype=torch.float64, device="cpu")
         self._calibration[trained - 1 :] = [*[calibration[:0]] * missing, calibration]
-        self.reliability = reliability(sums)
         self.class_accuracy = class_accuracy(sums)
         self._row = {}
         suffix, x = f"/eval_phase/{self.stream}_stream", strategy.clock.train_iterations

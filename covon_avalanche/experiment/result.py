@@ -14,6 +14,7 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.safe_text import Printable
 
 SCHEMA = 2
+_REMOVED = ("reliability",)  # keys in results of earlier versions
 EvaluatedOn = Literal["test", "valid"]
 
 
@@ -74,9 +75,6 @@ class Result(BaseModel):
     """Backward transfer, the paper's F_T."""
     calibration: dict[str, float] = {}
     """NLL (nats), Brier score and expected calibration error after the last domain, domain mean."""
-    reliability: list[tuple[int, float, float]] = []
-    """Images, mean confidence and accuracy (0 without images) in bins of confidence after the last
-    domain, all domains together."""
     class_accuracy: dict[str, float] = {}
     """Accuracy by class after the last domain, over the images of all domains."""
     sampled: dict[str, float] = {}
@@ -165,8 +163,9 @@ class Result(BaseModel):
             )
         if checksum not in (None, _checksum(text)):
             raise ResultError(f"{name} was changed after it was stored: its checksum differs")
+        known = {key: value for key, value in data.items() if key not in _REMOVED}
         try:
-            result = cls.model_validate_json(json.dumps(data), strict=True)
+            result = cls.model_validate_json(json.dumps(known), strict=True)
         except ValidationError as error:
             raise ResultError(f"{name} is not a result: {first_error(error)}") from error
         result.checked = checksum is not None

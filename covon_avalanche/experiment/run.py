@@ -252,7 +252,6 @@ class Run:
             weighted_accuracy=matrix.weighted_accuracy(),
             bwt=matrix.bwt(),
             calibration=asdict(mean_calibration(self.metrics.calibration[-1])),
-            reliability=self.metrics.reliability,
             class_accuracy={names[i]: a for i, a in self.metrics.class_accuracy.items()},
             sampled=self._sampled(),
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],

@@ -99,7 +99,7 @@ def _row(result: Result) -> dict[str, Any]:
         settings["precision"] = result.machine["precision"]
     strategy = stored_strategy(settings["strategy"])
     if not strategy.has_probabilities:
-        result = result.model_copy(update={"calibration": {}, "reliability": []})
+        result = result.model_copy(update={"calibration": {}})
     searched = settings.get("searched") or {}
     search = searched.get(result.strategy, {}) if isinstance(searched, dict) else {}
     shown = {key: value for key, value in settings.items() if key != "searched"}

@@ -5,9 +5,7 @@ import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from covon_avalanche.evaluation import CalibrationSums
-from covon_avalanche.evaluation.calibration import class_accuracy, reliability
-
-BINS = 15
+from covon_avalanche.evaluation.calibration import class_accuracy
 
 
 @pytest.fixture
@@ -19,7 +17,7 @@ def logits_and_targets():
 
 
 def sums_of(logits, targets, batch_size=64):
-    sums = CalibrationSums(BINS)
+    sums = CalibrationSums()
     for x, y in zip(logits.split(batch_size), targets.split(batch_size), strict=True):
         sums.add(x, y)
     return sums
@@ -31,22 +29,8 @@ def test_calibration_is_by_definition_whatever_the_batches(logits_and_targets):
     assert found.nll == pytest.approx(torch.nn.functional.cross_entropy(logits, targets).item())
     truth = torch.eye(7)[targets]
     assert found.brier == pytest.approx((p - truth).square().sum(1).mean().item(), rel=1e-5)
-    peer = multiclass_calibration_error(p, targets, num_classes=7, n_bins=BINS, norm="l1")
+    peer = multiclass_calibration_error(p, targets, num_classes=7, n_bins=15, norm="l1")
     assert found.ece == pytest.approx(peer.item(), abs=1e-6)
-
-
-def test_a_reliability_diagram_pools_the_images_of_its_parts(logits_and_targets):
-    logits, targets = (part[:200] for part in logits_and_targets)
-    parts = [sums_of(logits[:50], targets[:50]), sums_of(logits[50:], targets[50:])]
-    confidence, predicted = logits.softmax(1).max(1)
-    found = reliability(parts)
-    assert sum(count for count, *_ in found) == 200
-    for i, (count, mean, accuracy) in enumerate(found):
-        inside = (confidence > i / BINS) & (confidence <= (i + 1) / BINS)
-        assert count == inside.sum()
-        hits = (predicted == targets)[inside].double()
-        assert mean == pytest.approx(confidence[inside].mean().item() if count else 0, rel=1e-5)
-        assert accuracy == pytest.approx(hits.mean().item() if count else 0)
 
 
 def test_classes_are_pooled_over_parts_and_left_out_without_images(logits_and_targets):
@@ -65,11 +49,9 @@ def test_a_later_part_may_have_more_classes():
     assert found == {0: pytest.approx(2 / 3), 1: 1.0, 2: 1.0}
 
 
-def test_no_images_and_no_bins_are_refused():
+def test_no_images_are_refused():
     with pytest.raises(ValueError, match="at least one image"):
         CalibrationSums().result()
-    with pytest.raises(ValueError, match="bins must be >= 1, got 0"):
-        CalibrationSums(bins=0)
 
 
 @pytest.mark.parametrize(
