@@ -51,7 +51,6 @@ STRATEGIES = {
     "si": dict(kind="si", lr=0.01, si_lambda=10.0),
     "upgd": dict(kind="upgd", lr=0.1, sigma=0.01),
     "vcl": dict(kind="vcl", **BAYES),
-    "vcl-samples": dict(kind="vcl", mc_samples=3, **BAYES),
     "evcl": dict(kind="evcl", strength=1.0, **BAYES),
     "td-vcl": dict(kind="td-vcl", n_steps=3, decay=0.5, replay_examples=20, **BAYES),
     "covon-nom": dict(**NEWTON, clip_radius=0.1, gamma=1.0, weight_decay=1e-4),

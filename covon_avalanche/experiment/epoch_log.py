@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin
-from torch.utils.flop_counter import FlopCounterMode
 
 from covon_avalanche.experiment.result import Epoch
 
@@ -18,18 +17,13 @@ _log = logging.getLogger(__name__)
 
 
 class EpochLog(SupervisedPlugin):
-    """Loss, accuracy and speed of each epoch, and the seconds and operations of each experience.
-
-    Floating-point operations are those of matrix products, convolutions and attention, forward and
-    backward, of the first batch of an experience, per image of the domain: passes of teachers,
-    query networks, replayed examples and posterior samples count. Passes at the end of a domain
-    do not.
+    """Loss, accuracy and speed of each epoch, and the seconds of each experience.
 
     :param on_progress: called after each batch with its number in the epoch, counted from 1, and
         after each epoch with 0.
     """
 
-    not_stored = frozenset({"on_progress", "_since", "_counter"})
+    not_stored = frozenset({"on_progress", "_since"})
 
     def __init__(self, on_progress: Callable[[int], None] = lambda batch: None) -> None:
         super().__init__()
@@ -37,8 +31,6 @@ class EpochLog(SupervisedPlugin):
         self.epochs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         """Seconds of training by experience, without interruptions."""
-        self.flops_per_image: list[float] = []
-        self._counter: FlopCounterMode | None = None
         self._since = 0.0
         self._begin()
 
@@ -58,22 +50,8 @@ class EpochLog(SupervisedPlugin):
         self.seconds[-1] += passed
         return passed
 
-    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        if len(self.flops_per_image) < len(self.seconds):
-            self._counter = FlopCounterMode(display=False).__enter__()
-
-    def stop_counting(self) -> None:
-        """Stop counting operations; call it as well if the training ends by an exception."""
-        if self._counter is not None:
-            self._counter.__exit__(None, None, None)
-            self._counter = None
-
     @torch.no_grad()
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        if self._counter is not None:
-            flops = self._counter.get_total_flops()
-            self.stop_counting()
-            self.flops_per_image.append(flops / strategy.train_mb_size)
         images = len(strategy.mb_y)
         hits = (strategy.mb_output.argmax(1) == strategy.mb_y).sum()
         self._loss = self._loss.to(hits.device) + images * strategy.loss.detach()

@@ -14,7 +14,7 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.safe_text import Printable
 
 SCHEMA = 2
-_REMOVED = ("reliability",)  # keys in results of earlier versions
+_REMOVED = ("reliability", "flops_per_image")  # keys in results of earlier versions
 EvaluatedOn = Literal["test", "valid"]
 
 
@@ -82,8 +82,6 @@ class Result(BaseModel):
     epochs: list[Epoch] = []
     train_seconds: list[float]
     """Wall-clock seconds of training, per domain."""
-    flops_per_image: list[float] = []
-    """Floating-point operations of training per image and domain, see ``EpochLog``."""
     parameters: int
     memory_ratio: float
     """Tensors kept between steps, in units of the weights, see ``MemoryFootprint``."""

@@ -183,10 +183,7 @@ class Run:
         stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
         experiences = [stream] if self.settings.kind == "joint" else list(stream)
         for experience in experiences[checkpointer.resume() :]:
-            try:
-                self.strategy.train(experience, **workers)
-            finally:
-                self.log.stop_counting()
+            self.strategy.train(experience, **workers)
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.folder.evaluated_on], **workers)
             curve = self.metrics.matrix.curve()
@@ -256,7 +253,6 @@ class Run:
             sampled=self._sampled(),
             epochs=[Epoch(**epoch) for epoch in self.log.epochs],
             train_seconds=self.log.seconds,
-            flops_per_image=self.log.flops_per_image,
             parameters=sum(p.numel() for p in self.model.parameters()),
             memory_ratio=memory.ratio,
             memory_by_domain=memory.ratios,

@@ -27,8 +27,7 @@ _SAMPLED = tuple(f"sampled_{name}" for name in ("average_accuracy", *_CALIBRATIO
 _MATRIX = ("incremental_accuracy", "forgetting", "max_forgetting", "plasticity", "forward_transfer")
 MEASURES = (  # columns of measured numbers
     *("average_accuracy", "weighted_accuracy", "bwt", *_MATRIX),
-    *(*_CALIBRATION, *_SAMPLED, "train_seconds", "flops_per_image"),
-    *("time_growth", "memory_growth"),
+    *(*_CALIBRATION, *_SAMPLED, "train_seconds", "time_growth", "memory_growth"),
 )
 
 
@@ -61,8 +60,6 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     ``brier``, ``ece``       Brier score in [0, 2]; expected calibration error in [0, 1]
     ``sampled_*``            average_accuracy, nll, brier and ece with posterior samples
     ``train_seconds``        wall-clock training time of all domains, seconds
-    ``flops_per_image``      operations of training per image, mean over domains, also over
-                             those in which nothing is trained
     ``time_growth``          training time of the last domain relative to the second
     ``memory_growth``        the same of the memory kept between steps
     ``settings.*``           the settings by dotted name: ``settings.strategy.lr``; absolute
@@ -120,18 +117,11 @@ def _row(result: Result) -> dict[str, Any]:
         **{name: getattr(result.matrix, name)() for name in _MATRIX},
         **{name: measured.get(name, math.nan) for name in (*_CALIBRATION, *_SAMPLED)},
         "train_seconds": sum(result.train_seconds),
-        "flops_per_image": _mean_flops(result),
         "time_growth": _growth(result.train_seconds),
         "memory_growth": _growth(result.memory_by_domain),
         "settings": settings,
         **{f"settings.{key}": value for key, value in flat(shown).items()},
     }
-
-
-def _mean_flops(result: Result) -> float:
-    """Over all domains; RanPAC trains its adapter in the first one only. NaN without training."""
-    flops = result.flops_per_image
-    return sum(flops) / max(len(flops), len(result.train_seconds)) if flops else math.nan
 
 
 def _growth(by_domain: Sequence[float]) -> float:

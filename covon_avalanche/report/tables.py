@@ -32,7 +32,7 @@ class Metric(NamedTuple):
             return MISSING
         if self.column == "p_value" and value < 0.001:
             return "<0.001"
-        factor = {"%": 100, "MiB": 2**-20, "MFLOP": 1e-6}.get(self.heading.rpartition(" ")[2], 1)
+        factor = {"%": 100, "MiB": 2**-20}.get(self.heading.rpartition(" ")[2], 1)
         text = f"{round(factor * value, self.digits) + 0.0:.{self.digits}f}"  # not -0.0
         known = self.digits > 1 and not pd.isna(spread)
         return f"{text} ± {factor * spread:.{self.digits}f}" if known else text
@@ -66,12 +66,6 @@ METRICS = (
     Metric("sampled NLL", "sampled_nll_mean", 3, "NLL of the samples' mean prediction"),
     Metric("sampled ECE", "sampled_ece_mean", 3, "ECE of the samples' mean prediction"),
     Metric("seconds", "train_seconds_mean", 1, "wall-clock training time of one run"),
-    Metric(
-        "MFLOP",
-        "flops_per_image_mean",
-        1,
-        "million floating-point operations of training per image, independent of the machine",
-    ),
     Metric("memory", "memory_ratio", 1, "all tensors kept between steps, in units of the weights"),
     Metric(
         "time growth",

@@ -249,6 +249,7 @@ def test_optimizers_have_the_settings():
     assert not group(covon())[1]["bfloat16_prior"]
     assert group(covon(bfloat16_prior=True))[1]["bfloat16_prior"] is True
     assert group(settings("vcl"))[0] is BayesByBackprop
+    assert settings("vcl", mc_samples=3).make_optimizer(nn.Linear(2, 2)).mc_samples == 3
     assert group(settings("finetune", weight_decay=0.5))[1]["weight_decay"] == 0.5
     for name in ("ada-reg", "ewc-star"):  # there it is the first prior's
         assert group(settings(name, weight_decay=0.5))[1]["weight_decay"] == 0
