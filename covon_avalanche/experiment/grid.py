@@ -64,37 +64,31 @@ def run_grid(
             waiting.append(folder)
     pending: dict[Future[Outcome], RunFolder] = {}
     device = waiting[0].recipe.device if waiting else "cpu"
-    try:
-        with _interrupts() as interrupts, WorkerPool(processes, device) as pool:
-            while waiting or pending:
-                elsewhere = []
-                for folder in waiting.copy():
-                    if len(pending) == processes:
-                        break
-                    if folder.is_running():
-                        elsewhere.append(folder)
-                        continue
-                    waiting.remove(folder)
-                    pending[pool.submit(_run, folder, options)] = folder
-                if interrupts:
-                    raise KeyboardInterrupt
-                done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
-                poll(list(pending.values()), elsewhere)
-                for future in done:
-                    folder, error = pending.pop(future), future.exception()
-                    if isinstance(error, RunningElsewhere):
-                        waiting.append(folder)
-                    else:
-                        killed = isinstance(error, BrokenProcessPool)
-                        outcome = _killed(folder) if killed else future.result()
-                        end(replace(outcome, folder=folder))  # not the worker's copy
-                if waiting and not pending and not done:
-                    time.sleep(_POLL_SECONDS)
-    except KeyboardInterrupt:
-        for folder in pending.values():
-            with suppress(RunningElsewhere, OSError), folder.opened():
-                pass  # it has no partial files now, unless another process is running it
-        raise
+    with _interrupts() as interrupts, WorkerPool(processes, device) as pool:
+        while waiting or pending:
+            elsewhere = []
+            for folder in waiting.copy():
+                if len(pending) == processes:
+                    break
+                if folder.is_running():
+                    elsewhere.append(folder)
+                    continue
+                waiting.remove(folder)
+                pending[pool.submit(_run, folder, options)] = folder
+            if interrupts:
+                raise KeyboardInterrupt
+            done = wait(pending, _POLL_SECONDS, FIRST_COMPLETED).done
+            poll(list(pending.values()), elsewhere)
+            for future in done:
+                folder, error = pending.pop(future), future.exception()
+                if isinstance(error, RunningElsewhere):
+                    waiting.append(folder)
+                else:
+                    killed = isinstance(error, BrokenProcessPool)
+                    outcome = _killed(folder) if killed else future.result()
+                    end(replace(outcome, folder=folder))  # not the worker's copy
+            if waiting and not pending and not done:
+                time.sleep(_POLL_SECONDS)
 
 
 def _finished(folder: RunFolder) -> Outcome | None:

@@ -231,7 +231,8 @@ class RunFolder(StoredRun):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Create the folder, keep other processes out, and note the error that ends the run.
+        """Create the folder, keep other processes out, remove what a killed one was writing, and
+        note the error that ends the run.
 
         :raises RunningElsewhere: if another process is running it.
         """
@@ -245,7 +246,8 @@ class RunFolder(StoredRun):
                 "run the command again"
             ) from None
         try:
-            self.remove_partial_files()
+            for part in self.path.rglob(".*.part"):
+                part.unlink(missing_ok=True)
             yield
         except (Exception, SystemExit) as error:
             self.write_failure(run_error(error), self.gives_up(error))
@@ -276,11 +278,6 @@ class RunFolder(StoredRun):
             package.removeHandler(handler)
             package.setLevel(before)
             handler.close()
-
-    def remove_partial_files(self) -> None:
-        """Remove what a killed process was writing."""
-        for part in self.path.rglob(".*.part"):
-            part.unlink(missing_ok=True)
 
     def result(self, *, store: bool = False) -> Result | None:
         """The result of a finished run, under the recipe's current name, title, list of searched

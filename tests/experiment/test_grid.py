@@ -1,7 +1,6 @@
 """Grids of runs in processes: failures stay alone, and results are those of single runs."""
 
 import pytest
-from filelock import FileLock
 from small_recipes import FEW, STRATEGIES, run_strategy, small_recipe
 
 from covon_avalanche.experiment.grid import run_grid
@@ -97,29 +96,3 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
         folder = RunFolder(runs, recipe, name, 0)
         assert "Traceback" in folder.log_file.read_text(encoding="utf-8")
         assert folder.status().error == outcome.error
-
-
-def test_ctrl_c_leaves_the_files_of_a_process_that_took_a_run_over(tmp_path, monkeypatch):
-    recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW, seeds=[0, 1])
-    ours, theirs = run_folders(recipe, tmp_path)
-    parts = [folder.path / ".result.json.0.part" for folder in (ours, theirs)]
-    lock, locked = FileLock(theirs.path / ".lock"), []
-    remove = RunFolder.remove_partial_files
-
-    def remove_and_note(folder):
-        locked.append(folder.is_running())  # others cannot take it over between check and removal
-        remove(folder)
-
-    def take_over_and_interrupt(here, elsewhere):
-        for part in parts:
-            part.parent.mkdir(parents=True)
-            part.touch()
-        lock.acquire()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunFolder, "remove_partial_files", remove_and_note)
-    with pytest.raises(KeyboardInterrupt):
-        run_grid([ours, theirs], processes=2, poll=take_over_and_interrupt)
-    lock.release()
-    assert [part.exists() for part in parts] == [False, True]
-    assert locked == [True]

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from interrupted_runs import run_until_killed
 from made_up_results import made_up
 from small_recipes import FEW, OFTEN, STRATEGIES, run_strategy, small_recipe
@@ -17,6 +18,7 @@ from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import (
     RunFolder,
+    RunningElsewhere,
     Status,
     find_files,
     finished_runs,
@@ -184,6 +186,23 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_workers(recipe, tm
     }
     assert "resumed at domain" in first.log_file.read_text()
     assert first.result().resumed == 1
+
+
+def test_the_next_run_removes_what_a_killed_process_was_writing_once_no_other_runs(
+    recipe, tmp_path
+):
+    folder = RunFolder(tmp_path, recipe, "finetune", 0)
+    part = folder.checkpoint_folder / ".1.pt.0123456789abcdef.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    with (
+        FileLock(folder.path / ".lock"),
+        pytest.raises(RunningElsewhere, match="another process is running"),
+    ):
+        run_in_folder(folder)
+    assert part.exists()
+    run_in_folder(folder)
+    assert not part.exists()
 
 
 def test_a_result_that_cannot_be_read_is_not_to_be_removed(recipe, tmp_path, monkeypatch):
