@@ -209,13 +209,6 @@ def test_head_and_backbone_have_their_own_learning_rates():
         settings("covon", later_hess_init=None, backbone_lr_factor=0.1, schedule=[{"lr": 0.1}])
 
 
-def test_the_preset_of_the_paper():
-    paper = covon(preset="paper")
-    plain = covon(beta2=0.9999, hess_approx="reparam")
-    assert paper.model_dump() == plain.model_dump()  # which is what results store
-    assert paper == covon(preset="paper", beta2=0.9999)
-
-
 @pytest.mark.parametrize("estimate", ["gradsq", "reparam"])
 @pytest.mark.parametrize("preset", ["finetune", "scratch", "perceptron"])
 def test_presets_are_those_of_the_optimizer(preset, estimate):

@@ -24,14 +24,7 @@ from covon_avalanche.experiment.registry.base import (
     scheduled,
 )
 from covon_avalanche.experiment.registry.merge_rules import CoVONMerge, Eq8, Mergeable
-from covon_avalanche.presets import (
-    ALGORITHM_1,
-    CLIP_RADIUS,
-    FINETUNING,
-    FROM_SCRATCH,
-    PERCEPTRON,
-    REPARAM,
-)
+from covon_avalanche.presets import CLIP_RADIUS, FINETUNING, FROM_SCRATCH, PERCEPTRON, REPARAM
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,13 +47,10 @@ class CoVON(Mergeable):
     """CoVON; ``gamma = 1`` is CoVON-NoM, ``merge = "none"`` plain IVON."""
 
     kind: Literal["covon"]
-    preset: Annotated[
-        Literal["finetune", "scratch", "perceptron", "paper"] | None, Field(exclude=True)
-    ] = None
+    preset: Literal["finetune", "scratch", "perceptron"] | None = Field(None, exclude=True)
     """Sets what is not given; the settings are stored, not the preset. ``finetune``, for pretrained
     networks, ``scratch``, for random weights, and ``perceptron``, for multilayer perceptrons
-    that classify, are the presets of ``covon_avalanche.presets``: only ``lr`` is needed.
-    ``paper`` is short for ``covon_avalanche.optim.ALGORITHM_1``."""
+    that classify, are the presets of ``covon_avalanche.presets``: only ``lr`` is needed."""
     noise: PositiveFloat | None = None
     """Scale of the first samples, relative to the weights. With it ``lr`` is as AdamW's; without
     it settings have the paper's units."""
@@ -101,14 +91,6 @@ class CoVON(Mergeable):
         data = dict(data)
         if data.keys() <= {"kind", "lr", "merge"}:
             raise ValueError(f"needs a preset, one of {', '.join(PRESETS)}, or gamma, ess and more")
-        if data.get("preset") == "paper":
-            paper = {**ALGORITHM_1, "beta2": ALGORITHM_1["betas"][1]}
-            del paper["betas"]
-            for key, value in paper.items():
-                if data.setdefault(key, value) != value:
-                    raise ValueError(
-                        f'preset = "paper" sets {key} = {value!r}, but {data[key]!r} is given'
-                    )
         if (preset := PRESETS.get(data.get("preset", ""))) is not None:
             del data["preset"]
             if data.get("hess_approx") == "reparam":
