@@ -16,12 +16,11 @@ _TWO_DECADES = 99.9
 
 
 class Space(Table):
-    """Values of a setting to search: from ``low`` to ``high``, or among ``choices``."""
+    """Values of a setting to search: from ``low`` to ``high`` on a logarithmic scale, or among
+    ``choices``."""
 
     low: float | None = None
     high: float | None = None
-    log: bool = True
-    """Whether the scale from ``low`` to ``high`` is logarithmic."""
     choices: Annotated[list[Any], Field(min_length=1)] | None = None
 
     @property
@@ -36,8 +35,11 @@ class Space(Table):
                 raise ValueError("give low and high, or choices")
             if not self.low < self.high:
                 raise ValueError(f"low must be below high, got {self.low} and {self.high}")
-            if self.log and self.low <= 0:
-                raise ValueError(f"low must be > 0 on a logarithmic scale, got {self.low}")
+            if self.low <= 0:
+                raise ValueError(
+                    f"low must be > 0, because the scale is logarithmic, got {self.low}: give "
+                    "choices instead"
+                )
         return self
 
     def includes(self, value: Any) -> bool:
@@ -53,8 +55,7 @@ class Space(Table):
         if self.choices is not None:
             return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
         low, high = self.ends
-        value = low * (high / low) ** share if self.log else low + share * (high - low)
-        return min(max(rounded(value), low), high)
+        return min(max(rounded(low * (high / low) ** share), low), high)
 
     @property
     def text(self) -> str:
@@ -73,9 +74,7 @@ class Space(Table):
         if not self.includes(value):
             return isinstance(value, int | float)
         low, high = self.ends
-        if self.log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return not 0.1 <= (value - low) / (high - low) <= 0.9
+        return not 0.1 <= math.log(value / low) / math.log(high / low) <= 0.9
 
 
 class Searched(Table):
@@ -161,9 +160,8 @@ def check_space(name: str, settings: StrategySettings, space: Mapping[str, Space
                 accepted(settings, key, value)
             except ValidationError as error:
                 raise ValueError(f"{name}.{key}: {value!r}: {first_error(error)}") from error
-        low, high = values.low or 0.0, values.high or 0.0
-        if key == "lr" and not (values.log and 0 < low * _TWO_DECADES < high):
+        if key == "lr" and not (values.low or 0.0) * _TWO_DECADES < (values.high or 0.0):
             raise ValueError(
-                f"{name}.lr: the range of a learning rate must be logarithmic and span at least "
-                f"two decades, got {values.text}"
+                f"{name}.lr: the range of a learning rate must span at least two decades, got "
+                f"{values.text}"
             )

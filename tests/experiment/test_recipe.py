@@ -227,6 +227,7 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("search.mine.lr={ low = 0.2, high = 0.1 }", r"lr: low must be below high, got 0\.2 and"),
         ("search.mine.lr={ low = 0.1, hgih = 2 }", r"lr\.hgih: unknown key; known are low, high"),
         ("search.mine.lr={ low = 0.1 }", "lr: give low and high, or choices"),
+        ("search.mine.alpha={ low = 0, high = 1 }", r"low must be > 0, .* got 0\.0: give choices"),
         ("name.mine=1", "name.mine: name is a value, not a table"),
     ],
 )

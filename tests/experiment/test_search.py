@@ -409,7 +409,7 @@ def test_later_trials_have_rates_near_the_best_and_fill_the_other_ranges(tmp_pat
     space = {
         "lr": {"low": 1e-4, "high": 1.0},
         "alpha": {"low": 0.1, "high": 100},
-        "temperature": {"low": 1, "high": 3, "log": False},
+        "temperature": {"low": 1, "high": 3},
         "weight_decay": {"choices": [0.0, 0.1]},
     }
     scores(lambda s: 1 - 0.1 * abs(math.log10(s.lr / 0.1)) - 0.01 * s.alpha / 100)
@@ -474,7 +474,7 @@ def test_tables_of_rules_are_set_before_their_arguments():
 
 
 def test_whole_numbers_that_the_recipe_leaves_unset_can_be_searched(tmp_path, runs):
-    space = {"finetune": {"epochs": {"low": 1, "high": 3, "log": False}}}
+    space = {"finetune": {"epochs": {"low": 1, "high": 3}}}
     run_searches([search_of(tmp_path, 8, search=space)])
     assert {settings.epochs for settings in runs.settings} == {None, 1, 2, 3}
 
