@@ -66,7 +66,7 @@ STRATEGIES = {
     "covon-small": dict(kind="covon", preset="perceptron", lr=0.01),
     "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, merge="ema"),
     "joint": dict(kind="joint", lr=0.01),
-    "duct": dict(kind="duct", transport_reg=0.1),
+    "duct": dict(kind="duct"),
     "slca": dict(kind="slca", merge="ema"),
     "aligned": dict(
         kind="finetune",

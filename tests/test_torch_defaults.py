@@ -127,7 +127,7 @@ METHODS = {
     "soyo": lambda vit: SOYO(vit, 3),
     "adapters": lambda vit: TunedViT(vit, tuning="adapter", cosine=True),
     "prompts": lambda vit: TunedViT(vit, tuning="prompt"),
-    "duct": lambda vit: DUCT(vit, 3, 3, keep_means=True),
+    "duct": lambda vit: DUCT(vit, 3, 3),
     "ridge": lambda vit: RidgeClassifier(8, 3, projection=12),
     "means": lambda vit: NearestClassMean(8, 3),
 }

@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.float64 import in_double
 from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.domain_heads import DomainHeads
 from covon_avalanche.merging.rule import Batches
-from covon_avalanche.merging.transport import transport_plan
 from covon_avalanche.posterior.fisher import in_mode
 
 
@@ -29,13 +27,12 @@ class DUCT(DomainHeads):
     and the domain's classifier is trained again on the merged backbone.
 
     Without Avalanche, for each domain, call :meth:`begin_domain`, train, and then call
-    :meth:`merge_backbone`, :meth:`retrain_classifier` and, optionally, :meth:`transport`.
+    :meth:`merge_backbone` and :meth:`retrain_classifier`.
 
     :param network: a pretrained network; its last layer is replaced, in place.
     :param num_classes: classes, shared by all domains.
     :param num_domains: how many domains there will be; no shape changes later.
     :param alpha: weight of each domain's change of the backbone.
-    :param keep_means: keep class means of the pretrained features, for :meth:`transport`.
     :raises ValueError: naming the value and the rule, or if the last layer is not linear.
 
     Memory: two copies of the backbone (``pretrained`` and ``change``).
@@ -48,7 +45,6 @@ class DUCT(DomainHeads):
         num_domains: int,
         *,
         alpha: float = 0.25,
-        keep_means: bool = False,
     ) -> None:
         check_positive("alpha", alpha)
         weight = classifier(network).weight
@@ -61,15 +57,10 @@ class DUCT(DomainHeads):
         self.head.to(weight)
         self.register_buffer("pretrained", _flat(_state(self.backbone)))
         self.register_buffer("change", torch.zeros_like(_flat(list(self.backbone.parameters()))))
-        shape = num_domains, num_classes, self.width
-        means = weight.new_full(shape, torch.nan) if keep_means else None
-        self.register_buffer("class_means", means)
         self.pretrained: Tensor
         """``θ0`` and, where there is batch norm, its statistics, one after another."""
         self.change: Tensor
         """``Σ alpha (θ_t - θ0)``."""
-        self.class_means: Tensor | None
-        """In the pretrained feature space, NaN for classes that a domain lacks."""
 
     def domain_logits(self, features: Tensor, domain: int) -> Tensor:
         directions = F.normalize(self.head.blocks[domain])
@@ -120,42 +111,6 @@ class DUCT(DomainHeads):
         if epochs and not examples:
             raise ValueError("a domain has no training examples")
         optimizer.zero_grad()
-
-    @torch.no_grad()
-    def keep_class_means(self, features: Tensor, labels: Tensor) -> None:
-        """Store the domain's class means.
-
-        :param features: of the pretrained backbone, of shape (examples, width).
-        :param labels: class ids of shape (examples,).
-        """
-        if self.class_means is None:
-            raise ValueError("the class means are not kept: pass keep_means=True")
-        for label in labels.unique().tolist():
-            mean = in_double(features[labels == label]).mean(0)
-            self.class_means[int(self.domains) - 1, label] = mean.to(self.class_means)
-
-    @torch.no_grad()
-    def transport(self, reg: float) -> None:
-        """Move the classifiers ``W_o`` of earlier domains towards the current one's ``W``.
-
-        To ``(1 - alpha) W_o + alpha C Sᵀ W``, where the plan ``S`` transports the current domain's
-        class means to those of the earlier one, and ``C`` is the number of classes: in DUCT's
-        released code, without ``C``, the second term is 1/C of a classifier's size. Classes that a
-        domain lacks take no part.
-
-        :param reg: entropic regularisation, in units of the distance.
-        """
-        if self.class_means is None:
-            raise ValueError("transport needs class means: pass keep_means=True")
-        current = int(self.domains) - 1
-        known = ~self.class_means.isnan().any(2)  # of shape (domains, classes)
-        new = known[current]
-        for domain, weight in enumerate(self.head.blocks[:current]):
-            old = known[domain]
-            distances = torch.cdist(self.class_means[current, new], self.class_means[domain, old])
-            plan = transport_plan(distances, reg)
-            moved = int(old.sum()) * plan.T @ self.head.blocks[current][new]
-            weight[old] = (1 - self.alpha) * weight[old] + self.alpha * moved
 
 
 def _state(backbone: nn.Module) -> list[Tensor]:

@@ -12,7 +12,6 @@ from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.task_loader import (
     begin_domain,
     check_whole_task,
-    dataset_features,
     task_autocast,
     task_loader,
 )
@@ -36,27 +35,15 @@ class DUCTPlugin(SupervisedPlugin):
     count: the next one takes its place. Task identities are not used.
     """
 
-    def __init__(
-        self,
-        *,
-        retrain_epochs: int = 5,
-        retrain_lr: float = 0.1,
-        transport_reg: float | None = None,
-    ) -> None:
+    def __init__(self, *, retrain_epochs: int = 5, retrain_lr: float = 0.1) -> None:
         """
         :param retrain_epochs: of the classifier on the merged backbone.
         :param retrain_lr: of SGD in these epochs, constant.
-        :param transport_reg: move earlier classifiers towards the new one with this entropic
-            regularisation, see :meth:`DUCT.transport`; ``None``: leave them as they are. The model
-            must keep class means.
         """
         super().__init__()
         check_whole("retrain_epochs", retrain_epochs, least=0)
         check_positive("retrain_lr", retrain_lr)
-        if transport_reg is not None:
-            check_positive("transport_reg", transport_reg)
         self.retrain_epochs, self.retrain_lr = retrain_epochs, retrain_lr
-        self.transport_reg = transport_reg
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Begin a domain.
@@ -75,15 +62,11 @@ class DUCTPlugin(SupervisedPlugin):
                 f"optimizer without a posterior, got {type(strategy.optimizer).__name__}"
             )
         begin_domain(strategy)
-        if strategy.model.class_means is not None:
-            data, features_of = strategy.experience.dataset, strategy.model.features
-            strategy.model.keep_class_means(*dataset_features(data, strategy, features_of))
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Merge the backbone and retrain the classifier."""
         model: DUCT = strategy.model
-        changed = [model.change, *(block.detach() for block in model.head.blocks)]
-        before = [tensor.clone() for tensor in changed]
+        change = model.change.clone()
         try:
             model.merge_backbone()
             update_batch_norm(model, task_loader(strategy, strategy.train_mb_size, shuffled=True))
@@ -93,10 +76,7 @@ class DUCTPlugin(SupervisedPlugin):
                     epochs=self.retrain_epochs,
                     lr=self.retrain_lr,
                 )
-            if self.transport_reg is not None:
-                model.transport(self.transport_reg)
         except BaseException:  # the domain begins anew
-            for tensor, value in zip(changed, before, strict=True):
-                tensor.copy_(value)
+            model.change.copy_(change)
             raise
         model.in_domain = False

@@ -1,4 +1,4 @@
-"""DUCT against task arithmetic and its own parts; transport plans against their optimum."""
+"""DUCT against task arithmetic and its own parts."""
 
 import copy
 
@@ -6,14 +6,12 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
 from torch import nn
 from torchvision.models import resnet18, squeezenet1_1
 from toys import toy_model, weights
 
 from covon_avalanche.closed_form import FeatureExtractor
 from covon_avalanche.merging import DUCT
-from covon_avalanche.merging.transport import transport_plan
 
 
 def moved(model):
@@ -111,25 +109,6 @@ def test_retraining_is_sgd_at_a_constant_rate_on_the_classifier_and_the_scale():
         model.retrain_classifier(lambda: [])
 
 
-def test_transport_moves_the_classifiers_of_common_classes():
-    """Class 0 of the first domain lies where class 1 of the second does, and the other way round;
-    the first domain lacks class 3, the second class 2."""
-    torch.manual_seed(0)
-    model, points = DUCT(toy_model(), 4, 2, keep_means=True), 10 * torch.eye(10)
-    for labels, rows in (([0, 1, 2], [0, 1, 2]), ([1, 0, 3], [0, 1, 2])):
-        model.begin_domain()
-        noise = torch.tensor([[0.1], [-0.1]])
-        features = torch.cat([points[rows] + n for n in noise])
-        model.keep_class_means(features, torch.tensor(labels * 2))
-    torch.testing.assert_close(model.class_means[0, :3], points[:3])
-    old, new = (block.detach().clone() for block in model.head.blocks)
-    model.transport(0.01)
-    expected = 0.75 * old + 0.25 * new[[1, 0, 3, 0]]
-    expected[3] = old[3]
-    torch.testing.assert_close(model.head.blocks[0].detach(), expected)
-    assert torch.equal(model.head.blocks[1], new)
-
-
 def test_bad_arguments_are_named():
     for options, says in (
         ({"num_domains": 0}, "num_domains must be an integer >= 1, got 0"),
@@ -144,37 +123,3 @@ def test_bad_arguments_are_named():
     model.begin_domain()
     with pytest.raises(ValueError, match="num_domains is 1, but domain 2 begins"):
         model.begin_domain()
-    with pytest.raises(ValueError, match="transport needs class means: pass keep_means=True"):
-        model.transport(0.1)
-    with pytest.raises(ValueError, match="class means are not kept: pass keep_means=True"):
-        model.keep_class_means(torch.zeros(1, 10), torch.zeros(1, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("shape", [(6, 6), (4, 7)])
-def test_the_transport_plan_is_that_of_the_regularised_problem(shape):
-    """Its minimum is the one plan with these marginals for which log S + cost / reg is a sum of a
-    row's and a column's value."""
-    torch.manual_seed(0)
-    cost = torch.rand(shape, dtype=torch.float64)
-    plan = transport_plan(cost, 0.2)
-    for dim, size in enumerate(shape):
-        torch.testing.assert_close(plan.sum(1 - dim), torch.full_like(plan.sum(1 - dim), 1 / size))
-    both = plan.log() + cost / 0.2
-    both = both - both.mean(0) - both.mean(1, keepdim=True) + both.mean()
-    torch.testing.assert_close(both, torch.zeros_like(both))
-
-
-def test_transport_with_little_regularisation_is_an_assignment():
-    torch.manual_seed(0)
-    cost = 20 * torch.rand(5, 5)
-    rows, columns = linear_sum_assignment(cost)
-    expected = torch.zeros(5, 5)
-    expected[rows, columns] = 1 / 5
-    torch.testing.assert_close(transport_plan(cost, 1e-2), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(transport_plan(cost, 1e6), torch.full((5, 5), 1 / 25))
-    with pytest.raises(ValueError, match="reg must be > 0"):
-        transport_plan(cost, 0.0)
-
-
-def test_costs_that_are_not_numbers_end_the_iterations():
-    assert transport_plan(torch.full((2, 2), torch.nan), 0.1).isnan().all()

@@ -50,15 +50,12 @@ def test_each_domain_starts_pretrained_and_the_result_is_task_arithmetic():
     assert (model.train()(x).argmax(1) == y).double().mean() > 0.9  # by the last classifier
 
 
-@pytest.mark.parametrize("moment", ["backward", "retrain_classifier", "transport"])
+@pytest.mark.parametrize("moment", ["backward", "retrain_classifier"])
 def test_an_interrupted_domain_does_not_count(moment, monkeypatch):
-    model = DUCT(toy_model(), 4, 2, keep_means=True)
-    strategy = make_naive(model, sgd(model), DUCTPlugin(transport_reg=0.1), train_epochs=1)
-    transport = model.transport
+    model = DUCT(toy_model(), 4, 2)
+    strategy = make_naive(model, sgd(model), DUCTPlugin(), train_epochs=1)
 
-    def interrupt(*arguments, **_):
-        if moment == "transport":
-            transport(*arguments)
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     for domain, experience in enumerate(toy_benchmark(2).train_stream):
@@ -70,20 +67,6 @@ def test_an_interrupted_domain_does_not_count(moment, monkeypatch):
         assert all(map(torch.equal, model.head.blocks, earlier))
         strategy.train(experience)
         assert model.domains == domain + 1
-
-
-def test_with_transport_earlier_classifiers_move_and_means_are_pretrained_features():
-    model = DUCT(toy_model(), 4, 2, keep_means=True)
-    before = Watch(before_training_exp=lambda s: blocks.append(weights(model.head)))
-    blocks = []
-    train(model, before, DUCTPlugin(transport_reg=0.1), n_experiences=2)
-    assert not torch.equal(model.head.blocks[0], blocks[1]["blocks.0"])
-    network = toy_model()
-    for t, experience in enumerate(toy_benchmark(2).train_stream):
-        x, y = columns(experience)
-        features = network[:2](x).detach()
-        means = torch.stack([features[y == c].mean(0) for c in range(4)])
-        torch.testing.assert_close(model.class_means[t], means)
 
 
 def test_batch_norm_has_the_statistics_of_the_merged_weights():

@@ -41,19 +41,14 @@ class DUCT(DomainHeads):
     retrain_epochs: NonNegativeInt = 5
     """Epochs that retrain the classifier on the merged backbone."""
     retrain_lr: PositiveFloat = 0.1
-    transport_reg: PositiveFloat | None = None
-    """Regularisation of the transport of earlier classifiers; ``None``: no transport."""
 
     class_path = "covon_avalanche.plugins:DUCTPlugin"
-    class_arguments = ("retrain_epochs", "retrain_lr", "transport_reg")
-    not_searched = frozenset({"transport_reg"})
+    class_arguments = ("retrain_epochs", "retrain_lr")
 
     def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
         from covon_avalanche.merging import DUCT as Model
 
-        sizes = problem.num_classes, problem.num_domains
-        keep_means = self.transport_reg is not None
-        return Model(network, *sizes, alpha=self.alpha, keep_means=keep_means)
+        return Model(network, problem.num_classes, problem.num_domains, alpha=self.alpha)
 
 
 class SLCA(DomainHeads):
