@@ -97,12 +97,6 @@ class MergeRule(ABC):
     """Whether these passes are over training's own mini-batches: shuffled, of its size, with its
     transform. Otherwise they have the evaluation transform, in the order of the data."""
 
-    @property
-    def independent_tasks(self) -> bool:
-        """Whether each task is trained from the weights of before the first: the plugins then
-        begin it with a new state of the optimizer, too."""
-        return False
-
     def begin_task(self, model: nn.Module) -> None:  # noqa: B027 (most rules change nothing)
         """Set the weights that a task's training starts from; called at its beginning.
 

@@ -78,13 +78,8 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         for group in strategy.optimizer.param_groups:
             group["examples"] = float(len(strategy.adapted_dataset))
         super().before_training_exp(strategy, **kwargs)
-        if not isinstance(self.merge, MergeRule):
-            return
-        self.merge.begin_task(strategy.model)
-        if self.merge.independent_tasks:
-            for p, state in list(strategy.optimizer.state.items()):  # an interrupted task's, too
-                prior = {key: s for key, s in state.items() if key.startswith("prior_")}
-                strategy.optimizer.restore_state(p, prior)
+        if isinstance(self.merge, MergeRule):
+            self.merge.begin_task(strategy.model)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Tell the optimizer the number of examples of the step so far, over all processes, and

@@ -62,8 +62,6 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
         self.rule.begin_task(strategy.model)
         if isinstance(strategy.optimizer, PosteriorOptimizer):
             return
-        if self.rule.independent_tasks:
-            strategy.optimizer.state.clear()
         if self.rule.needs_before and not self._before:  # kept if the task was interrupted
             self._before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
 

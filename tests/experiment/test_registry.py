@@ -143,7 +143,7 @@ def test_each_rule_merges_after_every_domain(kind):
         {"rule": "regmean", "share": 0.5},
         {"rule": "ema", "gamma": 0.3},
         {"rule": "cofima", "gamma": 0.3},
-        {"rule": "magmax", "start": "pretrained", "coefficient": 0.7},
+        {"rule": "magmax", "coefficient": 0.7},
     ],
 )
 def test_arguments_of_rules_reach_them_and_are_stored(kind, chosen):

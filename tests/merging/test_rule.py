@@ -77,7 +77,6 @@ def test_merging_changes_neither_model_nor_memory_whose_size_is_constant(name):
         (lambda: EMA(0.0), r"gamma must be > 0 and finite in float32, got 0\.0"),
         (lambda: CoFiMA(1.5), r"gamma must be in \(0, 1\], got 1\.5"),
         (lambda: MagMax(0.0), "coefficient must be > 0 and finite"),
-        (lambda: MagMax(start="merged"), "one of 'pretrained', 'last', got 'merged'"),
         (lambda: RegMean(share=0.0), r"share must be in \(0, 1\], got 0.0"),
         (lambda: MagMax().merge(Task(Net(), {})), r"MagMax needs .* rule\.begin_task"),
     ],

@@ -95,8 +95,6 @@ class MagMax(MergeSettings):
 
     rule: Literal["magmax"]
     coefficient: PositiveFloat | None = None
-    start: Literal["pretrained", "last"] | None = None
-    """Weights that training starts from."""
 
 
 class RegMean(MergeSettings):
