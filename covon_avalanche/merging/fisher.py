@@ -11,13 +11,7 @@ from torch import Tensor
 from covon_avalanche.checks import check_fraction
 from covon_avalanche.float64 import in_double
 from covon_avalanche.merging.rule import MergeRule, Task, in_shape
-from covon_avalanche.posterior.fisher import (
-    Criterion,
-    expected_squared_gradients,
-    in_mode,
-    squared_example_gradients,
-    zero_sums,
-)
+from covon_avalanche.posterior.fisher import expected_squared_gradients, in_mode, zero_sums
 
 _FLOOR = 1e-6  # of Fisher merging
 _MOST_FISHER = 1e-4  # CoFiMA's
@@ -41,13 +35,7 @@ class FisherMerge(MergeRule):
 
     needs_data = True
 
-    def __init__(self, criterion: Criterion | None = None) -> None:
-        """
-        :param criterion: a training loss, averaged over the batch. If given, its gradients with the
-            data's labels are squared, in one pass, instead of gradients with labels from the
-            model's own predictions.
-        """
-        self.criterion = criterion
+    def __init__(self) -> None:
         self.fisher: dict[str, Tensor] = {}
         """``F0`` by parameter name."""
 
@@ -70,10 +58,7 @@ class FisherMerge(MergeRule):
 
     def _measure(self, task: Task) -> dict[str, Tensor]:
         """``F`` by parameter name."""
-        if self.criterion is None:
-            fisher = expected_squared_gradients(task.model, task.batches())
-        else:
-            fisher = squared_example_gradients(task.model, task.batches(), self.criterion)
+        fisher = expected_squared_gradients(task.model, task.batches())
         squares = sum(float(in_double(f).square().sum()) for f in fisher.values())
         norm = max(math.sqrt(squares), _FLOOR)
         return {name: f.clamp(min=_FLOOR) / norm for name, f in fisher.items()}
@@ -88,13 +73,13 @@ class CoFiMA(FisherMerge):
 
         m1 = ((1 - γ) F0 m0 + γ F m) / ((1 - γ) F0 + γ F),    F0 ← F
 
-    ``F`` is the mean over mini-batches of their squared gradients, in loss²/weight², at most 1e-4,
-    at the task's final weights before the merge, in training mode and, with
-    :class:`covon_avalanche.plugins.MergePlugin`, on training's own mini-batches; ``F0`` is that of
-    the previous task, so only one copy of the size of the weights is kept. The first task is kept
-    as it is, as are new rows of a growing classifier. With equal Fishers this is :class:`EMA`,
-    which the authors call CoMA. Marouf et al., "Weighted Ensemble Models Are Strong Continual
-    Learners" (ECCV 2024), which also aligns the classifier: see
+    ``F`` is the mean over mini-batches of the squared gradients of their mean cross-entropy, in
+    loss²/weight², at most 1e-4, at the task's final weights before the merge, in training mode and,
+    with :class:`covon_avalanche.plugins.MergePlugin`, on training's own mini-batches; ``F0`` is
+    that of the previous task, so only one copy of the size of the weights is kept. The first task
+    is kept as it is, as are new rows of a growing classifier. With equal Fishers this is
+    :class:`EMA`, which the authors call CoMA. Marouf et al., "Weighted Ensemble Models Are Strong
+    Continual Learners" (ECCV 2024), which also aligns the classifier: see
     :class:`~covon_avalanche.plugins.SLCAPlugin`. In a loop of your own, pass ``batch_norm_batches``
     to :func:`merge_into`: the pass in training mode changes batch norm's running statistics.
     Weights whose Fisher information is zero in both tasks keep their new values; the authors' code
@@ -103,12 +88,9 @@ class CoFiMA(FisherMerge):
 
     augmented = True
 
-    def __init__(self, gamma: float = 0.4, criterion: Criterion = F.cross_entropy) -> None:
-        """
-        :param gamma: weight of the new task, in (0, 1].
-        :param criterion: the training loss, averaged over the batch.
-        """
-        super().__init__(criterion)
+    def __init__(self, gamma: float = 0.4) -> None:
+        """:param gamma: weight of the new task, in (0, 1]."""
+        super().__init__()
         check_fraction("gamma", gamma)
         self.gamma = gamma
 
@@ -117,13 +99,12 @@ class CoFiMA(FisherMerge):
         self.fisher = task.measured
 
     def _measure(self, task: Task) -> dict[str, Tensor]:
-        criterion = self.criterion or F.cross_entropy
         parameters = {n: p for n, p in task.model.named_parameters() if p.requires_grad}
         sums = zero_sums(task.model)
         batches = 0
         with in_mode(task.model, train=True):
             for x, y, *more in task.batches():
-                loss = criterion(task.model(x, *more), y)
+                loss = F.cross_entropy(task.model(x, *more), y)
                 gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
                 for total, gradient in zip(sums.values(), gradients, strict=True):
                     if gradient is not None:
