@@ -35,8 +35,6 @@ class PermutedStream(Table):
 
     name: Literal["PermutedDigits", "PermutedMNIST"]
     n_experiences: Annotated[int, Field(ge=1, le=10**4)]
-    n_permutations: Count | None = None
-    """Pixel orders, which recur in turn; by default as many as experiences."""
     permute_first: bool = False
     """Whether the first domain is permuted, too, instead of natural."""
     validation_size: Annotated[int | float, PlainValidator(_images)] = 0

@@ -65,11 +65,6 @@ def test_the_first_experience_is_natural_and_the_others_are_permuted():
     assert torch.equal(images(both, 1), images(benchmark, 1))
 
 
-def test_permutations_may_recur():
-    benchmark, two = PermutedDigits(5, n_permutations=2, seed=3), PermutedDigits(2, seed=3)
-    assert all(torch.equal(images(benchmark, i), images(two, i % 2)) for i in range(5))
-
-
 @pytest.mark.parametrize(("size", "held_out"), [(237, 237), (0.25, 359)])
 def test_validation_images_are_held_out_of_training_and_alike_in_all_domains(size, held_out):
     benchmark = PermutedDigits(3, validation_size=size)
@@ -83,32 +78,10 @@ def test_validation_images_are_held_out_of_training_and_alike_in_all_domains(siz
     assert "valid" not in PermutedDigits(1).streams
 
 
-def test_transforms_get_the_permuted_image_in_0_1():
-    seen = []
-
-    def transform(image):
-        seen.append(image)
-        return image * 0
-
-    benchmark = PermutedDigits(2, validation_size=10, train_transform=transform)
-    assert (benchmark.train_stream[1].dataset[0][0] == 0).all()
-    assert seen[0].shape == (1, 8, 8)
-    assert seen[0].min() >= 0
-    assert 0.5 < seen[0].max() <= 1
-    plain = PermutedDigits(2, validation_size=10)
-    for stream in ("test", "valid"):  # not the training transform there
-        torch.testing.assert_close(images(benchmark, 1, stream), images(plain, 1, stream))
-    assert (benchmark.train_stream[1].dataset.eval()[0][0] != 0).any()
-    other = PermutedDigits(1, eval_transform=lambda image: image + 7)
-    assert images(other, stream="test").min() >= 7
-
-
 @pytest.mark.parametrize(
     ("n", "options", "message"),
     [
         (0, {}, "n_experiences must be an integer >= 1, got 0"),
-        (5, {"n_permutations": 0}, "from 1 to n_experiences = 5, got 0"),
-        (5, {"n_permutations": 6}, "from 1 to n_experiences = 5, got 6"),
         (1, {"validation_size": 1437}, "validation_size must be .* below 1437, got 1437"),
         (1, {"validation_size": -1}, "validation_size must be .* below 1437, got -1"),
         (1, {"validation_size": 1.0}, "validation_size must be .* below 1437, got 1.0"),
