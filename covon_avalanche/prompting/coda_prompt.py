@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from covon_avalanche.prompting.prompt_model import PromptModel
 from covon_avalanche.prompting.prompted_vit import check_prefix_length
 
+PREFIXED = 5  # first layers, as published
+
 
 class CODAPrompt(PromptModel):
     """CODA-Prompt (Smith et al., "CODA-Prompt: COntinual Decomposed Attention-based Prompting for
     Rehearsal-Free Continual Learning", CVPR 2023).
 
-    The prefix of a layer is a sum of components ``P_m``, weighted by the cosine similarity of keys
-    ``K_m`` with the frozen feature ``q`` of the image, elementwise times an attention vector
-    ``A_m``:
+    The first five layers have a prefix: a sum of components ``P_m``, weighted by the cosine
+    similarity of keys ``K_m`` with the frozen feature ``q`` of the image, elementwise times an
+    attention vector ``A_m``:
 
         prefix = sum_m cos(q * A_m, K_m) P_m
 
@@ -31,10 +33,7 @@ class CODAPrompt(PromptModel):
     :param pool: components per layer, of all domains; the remainder of ``pool / num_domains`` is
         not used.
     :param length: tokens of a component; half of them are keys, half are values of the attention.
-    :param layers: layers with a prefix, counted from 0; those that the network does not have are
-        left out.
-    :raises ValueError: if the network has none of the layers, or its features are too narrow for
-        that many orthogonal components.
+    :raises ValueError: if the features are too narrow for that many orthogonal components.
 
     See :class:`PromptModel` for the other parameters.
     """
@@ -46,7 +45,6 @@ class CODAPrompt(PromptModel):
         *,
         pool: int = 100,
         length: int = 8,
-        layers: Sequence[int] = (0, 1, 2, 3, 4),
     ) -> None:
         super().__init__(network, num_domains)
         check_prefix_length("length", length)
@@ -59,10 +57,9 @@ class CODAPrompt(PromptModel):
                 f"pool must be <= {min(feature_width, length * width)}, the width of the features, "
                 f"so that components can be orthogonal, got {pool}"
             )
-        self.layers = self.vit.existing_layers(layers)
 
         def vectors(*shape: int) -> nn.ParameterList:
-            shape = (len(self.layers), own, *shape)
+            shape = (min(PREFIXED, self.vit.depth), own, *shape)
             return nn.ParameterList(self.new_empty(*shape).normal_() for _ in range(num_domains))
 
         self.components = vectors(length, width)
@@ -94,7 +91,7 @@ class CODAPrompt(PromptModel):
     def training_logits(self, x: Tensor) -> Tensor:
         """See :class:`PromptModel`; the same in training and evaluation."""
         prefixes = [tokens.chunk(2, 1) for tokens in self.prefix_tokens(x)]
-        return self.head(self.vit(x, prefixes=dict(zip(self.layers, prefixes, strict=True))))
+        return self.head(self.vit(x, prefixes=dict(enumerate(prefixes))))
 
     def predicted_logits(self, x: Tensor) -> Tensor:
         return self.training_logits(x)

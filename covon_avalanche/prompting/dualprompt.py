@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,15 @@ from covon_avalanche.prompting.prompt_model import PromptModel
 from covon_avalanche.prompting.prompted_vit import check_prefix_length
 from covon_avalanche.prompting.selectors import cosines
 
+_GENERAL, _EXPERTS = 2, 3  # layers with these prefixes, from the first, as published
+
 
 class DualPrompt(PromptModel):
     """DualPrompt (Wang et al., "DualPrompt: Complementary Prompting for Rehearsal-free Continual
     Learning", ECCV 2022), with the settings of the authors' code for ImageNet-R.
 
-    The attention of the first layers has general prefixes, which all domains train; that of later
-    layers has expert prefixes, of which each domain trains its own, starting from those of the
+    The attention of the first two layers has general prefixes, which all domains train; that of the
+    next three has expert prefixes, of which each domain trains its own, starting from those of the
     domain before. Each domain has one key. A test image uses the experts of the domain whose key
     has the largest cosine similarity with its frozen feature ``q``. To the loss of domain ``t`` is
     added
@@ -30,11 +32,8 @@ class DualPrompt(PromptModel):
 
     :param general_length: tokens of a general prefix; half of them are keys, half are values.
     :param expert_length: tokens of an expert prefix, likewise.
-    :param general_layers: layers with a general prefix, counted from 0; those that the network does
-        not have are left out.
-    :param expert_layers: layers with an expert prefix, likewise.
     :param key_weight: weight of the loss of the keys.
-    :raises ValueError: if the network has none of the layers, or a layer is named twice.
+    :raises ValueError: if the network has no layers for experts.
 
     See :class:`PromptModel` for the other parameters.
     """
@@ -46,25 +45,21 @@ class DualPrompt(PromptModel):
         *,
         general_length: int = 10,
         expert_length: int = 40,
-        general_layers: Sequence[int] = (0, 1),
-        expert_layers: Sequence[int] = (2, 3, 4),
         key_weight: float = 1.0,
     ) -> None:
         super().__init__(network, num_domains)
         check_prefix_length("general_length", general_length)
         check_prefix_length("expert_length", expert_length)
         check_positive("key_weight", key_weight, zero=True)
-        self.general_layers = self.vit.existing_layers(general_layers)
-        self.expert_layers = self.vit.existing_layers(expert_layers)
-        if both := sorted({*self.general_layers} & {*self.expert_layers}):
-            raise ValueError(f"general_layers and expert_layers must differ, both have {both}")
+        if (experts := min(_EXPERTS, self.vit.depth - _GENERAL)) < 1:
+            raise ValueError(f"DualPrompt needs more than {_GENERAL} layers, got {self.vit.depth}")
         self.key_weight = key_weight
 
         def uniform(*shape: int) -> Tensor:
             return self.new_empty(*shape).uniform_(-1, 1)
 
-        width, experts = self.vit.width, len(self.expert_layers)
-        self.general = nn.Parameter(uniform(len(self.general_layers), general_length, width))
+        width = self.vit.width
+        self.general = nn.Parameter(uniform(_GENERAL, general_length, width))
         self.experts = nn.ParameterList(
             uniform(experts, expert_length, width) for _ in range(num_domains)
         )
@@ -79,9 +74,8 @@ class DualPrompt(PromptModel):
 
     def _logits(self, x: Tensor, experts: Iterable[Tensor]) -> Tensor:
         """Logits with an expert prefix per layer, of shape (batch or 1, length, width)."""
-        layers = [*self.general_layers, *self.expert_layers]
         prefixes = [tokens.chunk(2, 1) for tokens in (*self.general[:, None], *experts)]
-        return self.head(self.vit(x, prefixes=dict(zip(layers, prefixes, strict=True))))
+        return self.head(self.vit(x, prefixes=dict(enumerate(prefixes))))
 
     def training_logits(self, x: Tensor) -> Tensor:
         similarities = cosines(self.vit.query(x), self.keys[self.domain][None])

@@ -3,12 +3,12 @@ distance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_choice, check_positive
+from covon_avalanche.prompting.coda_prompt import PREFIXED
 from covon_avalanche.prompting.prompted_vit import check_prefix_length
 from covon_avalanche.prompting.s_liprompts import DomainMixture
 
@@ -18,20 +18,18 @@ Distance = Literal["l1", "l2"]
 class HEDP(DomainMixture):
     """HEDP (ICML 2026), which extends :class:`SLiPrompts`, as in the authors' code.
 
-    Each domain has its own prefixes in some layers of the image tower and its own context before
-    class names, which start from one common draw. With the energy ``E = -T logsumexp(logits / T)``,
-    the loss of a batch gains ``regularisation * (mean of E - margin over the images above the
-    margin + |target - mean E|)``. For a test image, domain i has the weight ``softmax_i(-E_i /
-    energy_temperature - D_i / distance_temperature)``, where ``E_i`` is the energy with its prompts
-    and ``D_i`` the distance to its nearest centre, of normalised features; the outputs are the
-    weighted mean of the logits.
+    Each domain has its own prefixes in the first five layers of the image tower (as CODA-Prompt;
+    the authors' layers are not known) and its own context before class names, which start from one
+    common draw. With the energy ``E = -T logsumexp(logits / T)``, the loss of a batch gains
+    ``regularisation * (mean of E - margin over the images above the margin + |target - mean E|)``.
+    For a test image, domain i has the weight ``softmax_i(-E_i / energy_temperature - D_i /
+    distance_temperature)``, where ``E_i`` is the energy with its prompts and ``D_i`` the distance
+    to its nearest centre, of normalised features; the outputs are the weighted mean of the logits.
 
     The authors choose the number of centres by domain; here all domains have the same.
     ``SchedulePlugin`` sets epochs, learning rate and weight decay by domain.
 
     :param prompts: tokens of a prefix; half of them are keys, half are values.
-    :param layers: layers with a prefix, counted from 0; those that the network does not have are
-        left out. The authors' are not known; the default is that of CODA-Prompt.
     :param margin: energies above it are penalised.
     :param target: of the mean energy of a batch.
     :param temperature: ``T``.
@@ -45,7 +43,6 @@ class HEDP(DomainMixture):
         network: nn.Module,
         num_domains: int,
         *,
-        layers: Sequence[int] = (0, 1, 2, 3, 4),
         regularisation: float = 0.05,
         margin: float = -32.0,
         target: float = -40.0,
@@ -63,8 +60,7 @@ class HEDP(DomainMixture):
         super().__init__(network, num_domains, **options)
         length = len(self.prompts[0])
         check_prefix_length("prompts", length)
-        self.layers = self.vit.existing_layers(layers)
-        shape = len(self.layers), length, self.vit.width
+        shape = min(PREFIXED, self.vit.depth), length, self.vit.width
         first = self.prompts[0].new_empty(shape, requires_grad=False).normal_(std=0.02)
         self.prompts = nn.ParameterList(first.clone() for _ in range(num_domains))
         self.contexts = nn.ParameterList(
@@ -76,7 +72,7 @@ class HEDP(DomainMixture):
 
     def image_features(self, x: Tensor, domain: int) -> Tensor:
         prefixes = [tokens.chunk(2, 1) for tokens in self.prompts[domain][:, None]]
-        return self.vit(x, prefixes=dict(zip(self.layers, prefixes, strict=True)))
+        return self.vit(x, prefixes=dict(enumerate(prefixes)))
 
     def energies(self, logits: Tensor) -> Tensor:
         """Energies of shape (...), from logits of shape (..., classes)."""

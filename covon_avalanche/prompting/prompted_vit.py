@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -48,20 +48,6 @@ class PromptedViT(nn.Module):
         """Width of a token."""
         self.feature_width: int = self._tower.feature_width
         """Width of the returned features; CLIP projects them."""
-
-    def existing_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
-        """The requested layers that the network has, counted from 0, in ascending order.
-
-        :raises ValueError: if it has none of them.
-        """
-        wanted = sorted(set(layers))
-        found = tuple(layer for layer in wanted if 0 <= layer < self.depth)
-        if not found:
-            raise ValueError(
-                f"prefixes need a network with at least one of the layers {wanted}, got one with "
-                f"{self.depth} layers, counted from 0"
-            )
-        return found
 
     def train(self, mode: bool = True) -> PromptedViT:
         """Stay in evaluation mode."""

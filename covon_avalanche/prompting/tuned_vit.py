@@ -15,29 +15,27 @@ Tuning = Literal["adapter", "prompt", "head"]
 
 
 class AdaptFormer(nn.Module):
-    """A bottleneck parallel to a block's MLP: ``scale * up(dropout(relu(down(x))))``.
+    """A bottleneck parallel to a block's MLP: ``0.1 * up(dropout(relu(down(x))))``.
 
     Chen et al., "AdaptFormer: Adapting Vision Transformers for Scalable Visual Recognition"
     (NeurIPS 2022), as RanPAC and APER use it: ``up`` starts at zero, so that the network's outputs
-    are at first unchanged.
+    are at first unchanged, and a tenth of the hidden values are dropped in training.
 
     :param width: of a token.
     :param bottleneck: width between ``down`` and ``up``.
     """
 
-    def __init__(
-        self, width: int, bottleneck: int = 64, scale: float = 0.1, dropout: float = 0.1
-    ) -> None:
+    def __init__(self, width: int, bottleneck: int = 64) -> None:
         super().__init__()
         self.down, self.up = nn.Linear(width, bottleneck), nn.Linear(bottleneck, width)
         nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
         for zero in (self.down.bias, self.up.weight, self.up.bias):
             nn.init.zeros_(zero)
-        self.dropout, self.scale = nn.Dropout(dropout), scale
+        self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         """The output for tokens of shape (batch, tokens, width)."""
-        return self.scale * self.up(self.dropout(self.down(x).relu()))
+        return 0.1 * self.up(self.dropout(self.down(x).relu()))
 
 
 class CosineClassifier(nn.Linear):

@@ -132,9 +132,8 @@ def test_what_later_domains_need_is_in_the_state(method):
 
 PUBLISHED = {
     "l2p": dict(pool=10, length=5, top_k=5, key_weight=0.1, batchwise=True),
-    "dualprompt": dict(general_length=10, expert_length=40, key_weight=1.0)
-    | dict(general_layers=(0, 1), expert_layers=(2, 3, 4)),
-    "coda-p": dict(pool=100, length=8, layers=(0, 1, 2, 3, 4)),
+    "dualprompt": dict(general_length=10, expert_length=40, key_weight=1.0),
+    "coda-p": dict(pool=100, length=8),
 }
 
 
@@ -160,14 +159,10 @@ def test_defaults_are_the_published_settings_and_those_of_recipes(kind):
         (lambda: CODAPrompt(toy_vit(), 3, pool=9, length=7), "length must be even and >= 2, got 7"),
         (lambda: CODAPrompt(toy_vit(), 3, pool=2), "pool must be >= num_domains = 3, got 2"),
         (lambda: CODAPrompt(toy_vit(), 3, pool=18), "pool must be <= 16, the width of .* got 18"),
-        (
-            lambda: CODAPrompt(toy_vit(2), 2, pool=4, layers=(3,)),
-            r"at least one of the layers \[3\], got one with 2 layers",
-        ),
         (lambda: DualPrompt(toy_vit(), 3, general_length=5), "general_length must be even"),
         (lambda: DualPrompt(toy_vit(), 3, expert_length=0), "expert_length must be even"),
         (lambda: DualPrompt(toy_vit(), 3, key_weight=-1.0), "key_weight must be >= 0"),
-        (lambda: DualPrompt(toy_vit(), 3, general_layers=(1, 2)), r"must differ, both have \[2\]"),
+        (lambda: DualPrompt(toy_vit(2), 3), "DualPrompt needs more than 2 layers, got 2"),
         (lambda: L2P(toy_vit(), 3, length=0), "length must be an integer >= 1, got 0"),
         (lambda: L2P(toy_vit(), 3, top_k=11), "top_k must be between 1 and pool = 10, got 11"),
         (lambda: L2P(toy_vit(), 3, key_weight=-1.0), "key_weight must be >= 0"),

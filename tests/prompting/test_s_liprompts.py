@@ -20,7 +20,7 @@ def explicit_logits(model, x, domain):
     """With cosines from numpy; contexts were replaced by words that the tower encodes."""
     if isinstance(model, HEDP):
         halves = [(layer[None, :2], layer[None, 2:]) for layer in model.prompts[domain]]
-        images = numpy_of(model.vit(x, prefixes=dict(zip((1, 2), halves, strict=True))))
+        images = numpy_of(model.vit(x, prefixes=dict(enumerate(halves))))
     else:
         images = numpy_of(model.vit(x, model.prompts[domain]))
     with torch.no_grad():
@@ -94,7 +94,7 @@ def explicit_norms(model, x, p):
 def test_hedp_mixes_logits_by_energy_and_distance(p):
     options = dict(energy_temperature=2.0, distance_temperature=0.3, temperature=1.5)
     with torch.enable_grad():
-        model = trained(make(HEDP, layers=(1, 2, 9), distance=f"l{p}", **options))
+        model = trained(make(HEDP, distance=f"l{p}", **options))
         x = some_images()
     logits = np.stack([explicit_logits(model, x, domain) for domain in range(3)])
     energies, distances = -1.5 * logsumexp(logits / 1.5, -1).T, explicit_norms(model, x, p)
