@@ -148,7 +148,7 @@ def verify_data(
         Path | None, typer.Option(metavar="FILE", help="CSV table of good images to write.")
     ] = None,
 ) -> None:
-    """Read every image; exit status 1 if one is missing, empty, damaged or extra."""
+    """Read every image; exit status 1 if one is missing, empty or damaged."""
     from covon_avalanche import streams
     from covon_avalanche.datasets.verify import verify, write_manifest
 

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from PIL import Image
 
 from covon_avalanche.safe_text import in_utf8
 from covon_avalanche.streams import manifest
-from covon_avalanche.streams.image_files import MISSING_ALLOWED, image_files
+from covon_avalanche.streams.image_files import MISSING_ALLOWED
 from covon_avalanche.streams.transforms import pixels_of
 
 COLUMNS = ("file", "domain", "label", "split", "bytes", "sha256")
@@ -33,17 +33,14 @@ class Report:
     """Names by class id."""
     images: pd.DataFrame
     """A row per image, with ``COLUMNS`` and ``problem``, which is empty for a good image."""
-    extra: list[Path]
-    """Images in the folders of the domains that belong to no split."""
     notes: list[str]
     """Warnings about counts that differ from those of the published data set."""
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each note and each missing, empty, damaged or extra image."""
+        """One sentence for each note and each missing, empty or damaged image."""
         both = zip(self.images["file"], self.images["problem"], strict=True)
-        bad = [f"{file}: {problem}" for file, problem in both if problem]
-        return [*self.notes, *bad, *(f"{file}: belongs to no split" for file in self.extra)]
+        return [*self.notes, *(f"{file}: {problem}" for file, problem in both if problem)]
 
 
 def verify(
@@ -79,9 +76,7 @@ def verify(
             rows.append(row + found)
             progress(len(rows), len(listed))
     table = pd.DataFrame(rows, columns=[*COLUMNS, "problem"])
-    folders = {folder for folder in _searched(root, table) if folder.is_dir()}
-    there = {file for folder in folders for file in image_files(folder)}
-    return Report(benchmark.classes, table, sorted(there - {*table["file"]}), notes)
+    return Report(benchmark.classes, table, notes)
 
 
 def write_manifest(report: Report, file: Path) -> None:
@@ -107,12 +102,3 @@ def _read(file: Path) -> tuple[int, str, str]:
     except Exception as error:  # decoders raise all kinds of errors on damaged files
         return 0, "", f"cannot be decoded: {error}"
     return len(data), hashlib.sha256(data).hexdigest(), ""
-
-
-def _searched(root: Path, images: pd.DataFrame) -> Iterator[Path]:
-    """The folders of the images, or the domain's folder that contains all of a split."""
-    for (domain, _), files in images.groupby(["domain", "split"])["file"]:
-        folders = {file.parent for file in files}
-        shared = Path(os.path.commonpath(folders))
-        of_domain = shared.is_relative_to(root) and domain in shared.relative_to(root).parts
-        yield from [shared] if of_domain else folders
