@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-TEMPERATURES = tuple(10 ** (half / 2) for half in range(-2, 9))
-"""Candidates for a posterior's temperature: two per decade from 0.1 to 10,000."""
 _BINS = 15  # of equal width (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017)
 
 

@@ -14,7 +14,6 @@ import tomli_w
 from pydantic import (
     AfterValidator,
     Field,
-    PositiveFloat,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -68,9 +67,6 @@ class Recipe(Table):
     """Processes that load images from disk."""
     posterior_samples: Annotated[int, Field(ge=0, le=10**4)] = 0
     """At the end, also evaluate CoVON and VCL with the mean prediction of posterior samples."""
-    posterior_temperature: PositiveFloat | Literal["validation"] | None = None
-    """Factor of the posterior's variance in these predictions; ``"validation"`` chooses it by the
-    negative log-likelihood of the validation images of all domains. By default 1."""
     seeds: Annotated[list[Seed], Field(min_length=1)]
     """Seeds of permutations, initial weights, data order and noise."""
     strategies: Annotated[dict[StrategyName, Strategy], Field(min_length=1)]
@@ -85,13 +81,6 @@ class Recipe(Table):
         if len(set(seeds)) < len(seeds):
             raise ValueError("seeds must be distinct")
         return seeds
-
-    @field_validator("posterior_temperature")
-    @classmethod
-    def _needs_samples(cls, temperature: Any, info: ValidationInfo) -> Any:
-        if temperature is not None and info.data.get("posterior_samples") == 0:
-            raise ValueError("needs posterior_samples > 0, got 0")
-        return temperature
 
     @field_validator("searched", mode="before")
     @classmethod

@@ -17,7 +17,7 @@ from avalanche.benchmarks import CLScenario
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger
 
-from covon_avalanche.evaluation.calibration import TEMPERATURES, mean_calibration
+from covon_avalanche.evaluation.calibration import mean_calibration
 from covon_avalanche.evaluation.domain_metrics import DomainMetrics
 from covon_avalanche.evaluation.memory import MemoryFootprint
 from covon_avalanche.experiment import machine
@@ -75,11 +75,6 @@ def checked_benchmark(
     :raises ValueError: if they do not.
     """
     benchmark = build_benchmark(recipe, seed=seed, dataset_root=dataset_root)
-    if recipe.posterior_temperature == "validation" and "valid" not in benchmark.streams:
-        raise ValueError(
-            'posterior_temperature = "validation" needs validation images: stream.validation_size '
-            "is 0"
-        )
     if stream not in benchmark.streams:
         raise ValueError("there are no validation images: stream.validation_size is 0")
     if isinstance(recipe.stream, FolderStream):  # a table may have domains for one of both only
@@ -263,27 +258,13 @@ class Run:
         )
 
     def _sampled(self) -> dict[str, float]:
-        """The last evaluation again, predicting with posterior samples."""
+        """Accuracy and calibration of the last evaluation again, predicting with posterior samples;
+        means over domains."""
         plugin = next((p for p in self.strategy.plugins if isinstance(p, PosteriorPlugin)), None)
         if plugin is None or self.recipe.posterior_samples == 0:
             return {}
         plugin.eval_samples = self.recipe.posterior_samples
-        setting = self.recipe.posterior_temperature
         stream = self.folder.evaluated_on
-        if setting is None:
-            return self._evaluated(plugin, stream, 1.0)
-        if setting == "validation":
-            nll = {t: self._evaluated(plugin, "valid", t)["nll"] for t in TEMPERATURES}
-            temperature = min(nll, key=nll.__getitem__)
-        else:
-            temperature = setting
-        return {"temperature": temperature, **self._evaluated(plugin, stream, temperature)}
-
-    def _evaluated(
-        self, plugin: PosteriorPlugin, stream: EvaluatedOn, temperature: float
-    ) -> dict[str, float]:
-        """Accuracy and calibration with samples, as means over domains."""
-        plugin.eval_temperature = temperature
         metrics = DomainMetrics(stream)
         self.strategy.evaluator.metrics = [metrics]
         self.strategy.eval(self.benchmark.streams[stream], num_workers=self.recipe.workers)
@@ -299,7 +280,6 @@ class Run:
             model=self.recipe.model,
             strategy=self.settings,
             num_domains=self.recipe.stream.n_experiences,
-            eval_temperature=result.sampled.get("temperature", 1.0),
             run={"seed": self.seed, "average_accuracy": result.average_accuracy, **result.settings},
         )
         posterior = optimizer.posterior() if isinstance(optimizer, PosteriorOptimizer) else None
