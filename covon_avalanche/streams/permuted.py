@@ -7,6 +7,7 @@ Catastrophic Forgetting in Gradient-Based Neural Networks", 2013).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -16,10 +17,13 @@ from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import MNIST
+from torchvision.transforms import Normalize
 from typing_extensions import Unpack
 
 from covon_avalanche.checks import check_whole
 from covon_avalanche.streams.image_benchmark import data_root, one_head_benchmark
+
+Transform = Callable[[Tensor], Tensor]
 
 
 class PermutedImages(Dataset):
@@ -67,14 +71,15 @@ class PermutedOptions(TypedDict, total=False):
     seed: int
     permute_first: bool
     validation_size: int | float
+    train_transform: Transform | None
+    eval_transform: Transform | None
 
 
 def PermutedDigits(n_experiences: int = 5, **options: Unpack[PermutedOptions]) -> CLScenario:
     """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; nothing is downloaded.
 
-    1,437 images are for training and 360 for testing, in a fixed stratified split. Images are
-    standardised float tensors of shape (1, 8, 8). Task identities are not used: every experience
-    has task label 0 and all ten classes.
+    1,437 images are for training and 360 for testing, in a fixed stratified split. Task
+    identities are not used: every experience has task label 0 and all ten classes.
 
     :param n_experiences: number of experiences, each with its own pixel order; the first has
         the natural order.
@@ -82,6 +87,9 @@ def PermutedDigits(n_experiences: int = 5, **options: Unpack[PermutedOptions]) -
     :param permute_first: permute the first experience, too.
     :param validation_size: images (or their fraction) of each training experience for a third
         stream, ``benchmark.streams["valid"]``; 0 for none.
+    :param train_transform: applied to a permuted image (a float tensor of shape (1, 8, 8) in
+        [0, 1]) in training; by default images are standardised.
+    :param eval_transform: the same for validation and test.
     :return: a benchmark with ``n_classes = 10`` and ``classes``, the digits as text.
     """
     from sklearn.datasets import load_digits
@@ -144,6 +152,8 @@ def _benchmark(
     seed: int = 0,
     permute_first: bool = False,
     validation_size: int | float = 0,
+    train_transform: Transform | None = None,
+    eval_transform: Transform | None = None,
 ) -> CLScenario:
     check_whole("n_experiences", n_experiences)
     images, targets = train
@@ -166,10 +176,18 @@ def _benchmark(
     streams = {"train": (images[kept], targets[kept]), "test": test}
     if n_valid:
         streams["valid"] = (images[held_out], targets[held_out])
+    groups = None
+    if train_transform or eval_transform:  # otherwise PermutedImages standardises, faster
+        standardise = Normalize(*([value] for value in normalisation))
+        normalisation = (0.0, 1.0)
+        groups = {
+            "train": (train_transform or standardise, None),
+            "eval": (eval_transform or standardise, None),
+        }
     datasets = {
         stream: [
             (PermutedImages(x, y, order, scale, normalisation), y.tolist()) for order in orders
         ]
         for stream, (x, y) in streams.items()
     }
-    return one_head_benchmark(datasets, None, "0123456789")
+    return one_head_benchmark(datasets, groups, "0123456789")

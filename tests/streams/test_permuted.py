@@ -78,6 +78,26 @@ def test_validation_images_are_held_out_of_training_and_alike_in_all_domains(siz
     assert "valid" not in PermutedDigits(1).streams
 
 
+def test_transforms_get_the_permuted_image_in_0_1():
+    seen = []
+
+    def transform(image):
+        seen.append(image)
+        return image * 0
+
+    benchmark = PermutedDigits(2, validation_size=10, train_transform=transform)
+    assert (benchmark.train_stream[1].dataset[0][0] == 0).all()
+    assert seen[0].shape == (1, 8, 8)
+    assert seen[0].min() >= 0
+    assert 0.5 < seen[0].max() <= 1
+    plain = PermutedDigits(2, validation_size=10)
+    for stream in ("test", "valid"):  # not the training transform there
+        torch.testing.assert_close(images(benchmark, 1, stream), images(plain, 1, stream))
+    assert (benchmark.train_stream[1].dataset.eval()[0][0] != 0).any()
+    other = PermutedDigits(1, eval_transform=lambda image: image + 7)
+    assert images(other, stream="test").min() >= 7
+
+
 @pytest.mark.parametrize(
     ("n", "options", "message"),
     [
