@@ -44,7 +44,7 @@ class PermutedImages(Dataset):
         targets: Tensor,
         order: Tensor,
         scale: float,
-        normalisation: tuple[float, float],
+        normalisation: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         self.images, self.targets, self.order = images, targets, order
         mean, std = normalisation
