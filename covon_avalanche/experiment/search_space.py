@@ -33,13 +33,8 @@ class Space(Table):
         if self.choices is None:
             if self.low is None or self.high is None:
                 raise ValueError("give low and high, or choices")
-            if not self.low < self.high:
-                raise ValueError(f"low must be below high, got {self.low} and {self.high}")
-            if self.low <= 0:
-                raise ValueError(
-                    f"low must be > 0, because the scale is logarithmic, got {self.low}: give "
-                    "choices instead"
-                )
+            if not 0 < self.low < self.high:
+                raise ValueError(f"give 0 < low < high, or choices, got {self.low} and {self.high}")
         return self
 
     def includes(self, value: Any) -> bool:

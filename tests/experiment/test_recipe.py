@@ -222,10 +222,10 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("model={ hidden_layers = 1 }", r"model\.hidden_size: is missing"),
         ("model={ backbone = 'x' }", r'model\.weights: is missing; give "default", .* or "" '),
         ("search.mien={}", "search: there is no strategy 'mien'; .*; did you mean mine\\?$"),
-        ("search.mine.lr={ low = 0.2, high = 0.1 }", r"lr: low must be below high, got 0\.2 and"),
+        ("search.mine.lr={ low = 0.2, high = 0.1 }", r"lr: give 0 < low < .*, got 0\.2 and 0\.1"),
         ("search.mine.lr={ low = 0.1, hgih = 2 }", r"lr\.hgih: unknown key; known are low, high"),
         ("search.mine.lr={ low = 0.1 }", "lr: give low and high, or choices"),
-        ("search.mine.alpha={ low = 0, high = 1 }", r"low must be > 0, .* got 0\.0: give choices"),
+        ("search.mine.alpha={ low = 0, high = 1 }", r"alpha: give 0 < low < high, .* got 0\.0 and"),
         ("name.mine=1", "name.mine: name is a value, not a table"),
     ],
 )
