@@ -187,10 +187,11 @@ def origin(runs: pd.DataFrame) -> str:
         f"{package} " + " or ".join(sorted({found[package] for found in runs["versions"]}))
         for package in ("torch", "avalanche-lib")
     ]
-    return (
-        "Mean ± standard deviation over the seeds of each row, at most "
-        f"{runs['seed'].nunique()}; {', '.join(versions)}, one thread per run, {most}{rest}."
-    )
+    seeds = runs["seed"].nunique()
+    spread = f"Mean ± standard deviation over the seeds of each row, at most {seeds}"
+    if seeds == 1:
+        spread = "One seed per row"
+    return f"{spread}; {', '.join(versions)}, one thread per run, {most}{rest}."
 
 
 def mean_and_std(values: pd.Series, digits: int = 2) -> str:

@@ -107,3 +107,9 @@ def test_stored_results_are_of_one_comparison(name, best):
     assert found.best in best
     assert found.runs["average_accuracy"].between(0, 1).all()
     assert comparison.origin(found.runs).startswith("Mean ± standard deviation over")
+
+
+def test_a_table_of_one_seed_has_no_standard_deviation():
+    found = comparison.compared(comparison.RESULTS / "permuted-digits/results.jsonl").runs
+    origin = comparison.origin(found[found["seed"] == found["seed"].min()])
+    assert origin.startswith("One seed per row; torch ")
