@@ -16,6 +16,7 @@ from terminal import check_ctrl_c, covon, covon_when_both_are_ready, in_two_proc
 from covon_avalanche.cli import run
 from covon_avalanche.experiment import cluster, estimate, grid
 from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.experiment.registry import baselines
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_folder import RunFolder
 
@@ -316,6 +317,7 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_tab
 
     (tmp_path / "scaled_plugin.py").write_text(OWN_PLUGIN.replace("1.0", "9.00"), encoding="utf-8")
     del sys.modules["scaled_plugin"]  # another process would import it anew
+    monkeypatch.setattr(baselines, "_imported", {})
     changed = covon(*command, "--strategies", "mine")
     assert changed.exit_code == 0, changed.output
     assert "1 run, 0 finished, 1 to run" in changed.stdout
@@ -337,6 +339,7 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_tab
         says = f"(source = '{sources[0]}', now {found}): restore that version"
         assert says in refused.stderr
         (tmp_path / "scaled_plugin.py").unlink(missing_ok=True)
+        monkeypatch.setattr(baselines, "_imported", {})
 
 
 def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):

@@ -241,6 +241,9 @@ class ERACE(WithOptimizer):
     not_searched = frozenset({"batch_size_mem", "mem_size"})
 
 
+_imported: dict[str, str] = {}  # source hashes, because Python imports a module only once
+
+
 class Custom(WithOptimizer):
     """A user-defined strategy or plugin."""
 
@@ -269,16 +272,24 @@ class Custom(WithOptimizer):
         return self.replay
 
     def build(self) -> Method:
-        now = _source_hash(self.implementation)
+        now, imported = _source_hash(self.implementation), _imported.get(self.implementation)
+        if imported not in (None, now):
+            raise ValueError(
+                f"the file of {self.implementation} has changed since this process imported it: "
+                "start again"
+            )
         if self.source != now:
             raise ValueError(
-                "the recipe was read or run with another version of the file of "
-                f"{self.implementation} (source = {self.source!r}, now {now or 'no file'!r}): "
-                "restore that version, or start again without source in the recipe"
+                f"the recipe was run with another version of the file of {self.implementation} "
+                f"(source = {self.source!r}, now {now or 'no file'!r}): restore that "
+                "version, or remove source from the recipe"
             )
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        return Method.of(self.implementation, self.arguments)
+        method = Method.of(self.implementation, self.arguments)
+        if now is not None:
+            _imported[self.implementation] = now
+        return method
 
 
 def _source_hash(implementation: str) -> str | None:
