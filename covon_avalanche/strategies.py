@@ -27,7 +27,7 @@ class CoVONStrategy(TensorBatches, SupervisedTemplate):
     """Fast and slow variational continual learning: Avalanche's template with a
     :class:`CoVONPlugin`.
 
-    Beside what the plugin does in any strategy, it reads batches directly from tensors where the
+    Besides what the plugin does in any strategy, it reads batches directly from tensors where the
     data allow it (:class:`TensorBatches`), and an exception or Ctrl-C in ``train`` or ``eval``
     leaves the weights at the mean.
     """
@@ -42,8 +42,8 @@ class CoVONStrategy(TensorBatches, SupervisedTemplate):
         **template: Any,
     ) -> None:
         """
-        :param merge: the slow step, see :class:`CoVONPlugin`.
-        :param eval_samples: posterior samples that evaluations average over, see there, too.
+        :param merge: the slow step, as for :class:`CoVONPlugin`.
+        :param eval_samples: posterior samples that evaluations average over, as for the plugin.
         :param plugins: come after the strategy's own, so that they see the merged weights.
         :param template: arguments of Avalanche's ``SupervisedTemplate`` with its defaults, except
             that ``eval_mb_size`` defaults to ``train_mb_size``.
@@ -92,7 +92,7 @@ class ERACEStrategy(ER_ACE):
         self.ace_criterion = _asymmetric_cross_entropy
 
     def _before_training_exp(self, **kwargs: Any) -> None:
-        if DistributedHelper.is_distributed:
+        if DistributedHelper.world_size > 1:
             raise ValueError("ERACEStrategy needs whole batches: train in one process")
         super()._before_training_exp(**kwargs)
         own: Any = self

@@ -49,8 +49,10 @@ def diagnose(parameters: Iterable[tuple[Group, State]]) -> Diagnostics:
             at_start += int(((hess - start).abs() <= _NEAR * start).sum())
             variance += exact_sum(1 / (ess * hess + s0)).item()
             weights += exact_sum(mean.square()).item()
+    if not entries:  # of this process
+        return Diagnostics(math.nan, math.nan)
     return Diagnostics(
-        hess_at_start=at_start / entries if entries else math.nan,  # a process may have none
+        hess_at_start=at_start / entries,
         noise_to_weights=math.sqrt(variance / weights) if weights > 0 else math.inf,
     )
 

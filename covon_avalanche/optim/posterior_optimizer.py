@@ -598,7 +598,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
         for group in self.param_groups:
-            self.check_group(group)
+            self.check_group({**group, "lr": 0.0})  # a schedule may have passed its end
         self._check_unchanged()
         if self.param_groups[0]["noise_draws"] and not any(self.state.values()):
             warnings.warn(

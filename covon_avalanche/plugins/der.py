@@ -66,7 +66,7 @@ class DERPlugin(SupervisedPlugin):
         :raises ValueError: in several processes, each of which would have a memory of its own.
         """
         self._batches.clear()
-        if DistributedHelper.is_distributed:
+        if DistributedHelper.world_size > 1:
             raise ValueError("DERPlugin needs whole batches: train in one process")
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:

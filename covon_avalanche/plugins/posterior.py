@@ -223,8 +223,8 @@ class VCLPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[cal
     The posterior after each experience is the prior of the next (Nguyen et al., ICLR 2018;
     Algorithm 4 of the CoVON paper). The authors train with 10 samples of the weights per step
     (``BayesByBackprop(mc_samples=10)``; 1 by default) and average predictions over 100
-    (``eval_samples=100``; by default the mean weights predict). Task
-    identities are not used. See :class:`PosteriorPlugin` for parameters and plugin order.
+    (``eval_samples=100``; by default the mean weights predict). Task identities are not used. See
+    :class:`PosteriorPlugin` for parameters and plugin order.
     """
 
     optimizer_class = BayesByBackprop

@@ -11,7 +11,8 @@ from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.optim import PosteriorOptimizer
 
-_NOT_SETTINGS = {"params", "param_names", "initial_lr"}
+_NOT_SETTINGS = {"params", "param_names", "initial_lr", "noise_seed", "noise_draws"}
+_NOT_SETTINGS |= {"saved_entries", "saved_squares", "examples", "batch_size"}
 
 
 class SchedulePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -20,7 +21,7 @@ class SchedulePlugin(SupervisedPlugin, supports_distributed=True):  # type: igno
         schedule = SchedulePlugin([{"lr": 1e-3}, {"lr": 3e-4, "gamma": 0.5, "epochs": 5}])
         Naive(model=model, optimizer=optimizer, plugins=[schedule, CoVONPlugin()])
 
-    Give it to the strategy *before* other plugins, so that they see the settings.
+    It may be anywhere among the plugins: it sets them before the others' ``before_training_exp``.
     """
 
     def __init__(self, experiences: Sequence[Mapping[str, float]]) -> None:
@@ -47,8 +48,8 @@ class SchedulePlugin(SupervisedPlugin, supports_distributed=True):  # type: igno
                 similar = did_you_mean(unknown[0], allowed)
                 raise ValueError(f"a schedule may set {sorted(allowed)}, got {unknown}{similar}")
 
-    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Set the experience's values; nothing, if one of them is bad."""
+    def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Set the experience's values, or none if one of them is invalid."""
         experience = strategy.clock.train_exp_counter
         if experience < len(self.experiences):
             apply_values(strategy, self.experiences[experience])
@@ -62,7 +63,9 @@ def apply_values(strategy: Any, values: Mapping[str, Any]) -> None:
     ``LRSchedulerPlugin`` resets the groups to them after each experience. As after that
     reset, a scheduler's factor applies from its first step on.
 
-    :raises ValueError: naming value and rule, before anything is set.
+    :raises ValueError: naming value and rule, before anything is set: for ``epochs``, ``lr`` and
+        ``weight_decay``, and for all settings of CoVON and VCL. Other optimizers do not check what
+        is set later.
     """
     optimizer = strategy.optimizer
     own = {name: value for name, value in values.items() if name != "epochs"}

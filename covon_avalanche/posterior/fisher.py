@@ -176,8 +176,7 @@ def _add_expected(
         output = model(x, *more)
     if output.dim() != 2:
         raise ValueError(
-            f"predicted labels need logits of shape (batch, classes), got {tuple(output.shape)}: "
-            "pass a criterion, to use the data's labels"
+            f"predicted labels need logits of shape (batch, classes), got {tuple(output.shape)}"
         )
     p = in_double(output).softmax(1)
     passes = min(p.shape[1], _MOST_PASSES)

@@ -52,7 +52,9 @@ class DualPrompt(PromptModel):
         check_prefix_length("expert_length", expert_length)
         check_positive("key_weight", key_weight, zero=True)
         if (experts := min(_EXPERTS, self.vit.depth - _GENERAL)) < 1:
-            raise ValueError(f"DualPrompt needs more than {_GENERAL} layers, got {self.vit.depth}")
+            raise ValueError(
+                f"DualPrompt needs more than {_GENERAL} layers, got a network of {self.vit.depth}"
+            )
         self.key_weight = key_weight
 
         def uniform(*shape: int) -> Tensor:

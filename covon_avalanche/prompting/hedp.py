@@ -18,9 +18,9 @@ Distance = Literal["l1", "l2"]
 class HEDP(DomainMixture):
     """HEDP (ICML 2026), which extends :class:`SLiPrompts`, as in the authors' code.
 
-    Each domain has its own prefixes in the first five layers of the image tower (as CODA-Prompt;
-    the authors' layers are not known) and its own context before class names, which start from one
-    common draw. With the energy ``E = -T logsumexp(logits / T)``, the loss of a batch gains
+    Each domain has its own prefixes in the first five layers of the image tower (as in
+    CODA-Prompt; the authors do not say which) and its own context before class names, which start
+    from one common draw. With the energy ``E = -T logsumexp(logits / T)``, a batch's loss gains
     ``regularisation * (mean of E - margin over the images above the margin + |target - mean E|)``.
     For a test image, domain i has the weight ``softmax_i(-E_i / energy_temperature - D_i /
     distance_temperature)``, where ``E_i`` is the energy with its prompts and ``D_i`` the distance

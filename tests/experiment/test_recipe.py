@@ -203,6 +203,10 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
         ("strategies.finetune.tuning_size=8", 'size = 8: needs tuning = "adapter" or "prompt"$'),
         ('strategies.mine={kind="finetune", lr=1, tuning="head", tuning_size=8}', ', got "head"$'),
         ("strategies.mine.schedule=[{}, { beta2 = 0.9 }]", r"\.1\.beta2: unknown key; .* lr, "),
+        (
+            "strategies.mine={kind='covon', lr=1, ess_per_example=2, hess_init=1, gamma=1, clip_radius=1, schedule=[{ess=3}]}",  # noqa: E501
+            "cannot set ess together with ess_per_example",
+        ),
         ("strategies.mine.preset=paper", "= 'paper': Input should be 'finetune', 'scratch' or"),
         ("strategies.mine.hess_approx=per_example", "'gradsq' or 'reparam'"),
         ("strategies.own.implementation=m.C", "= 'm.C': .*should match pattern"),

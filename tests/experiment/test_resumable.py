@@ -66,6 +66,7 @@ VARIANTS = {
         for rule in ("kfac", "average", "fisher", "magmax")
     },
     "two-samples": {**COVON, "mc_samples": 2},
+    "vcl-samples": {**STRATEGIES["vcl"], "mc_samples": 2},
 }
 # Methods that iterate over a memory: from the start of the epoch, of the domain, or of the run.
 STOPS = {"replay": 2, "er-ace": 1, "agem": 0, "own-epoch": 1}

@@ -290,6 +290,7 @@ class TestSlowStep:
         with unchanged(optimizer), pytest.raises(ValueError, match="gamma must be > 0"):
             optimizer.consolidate()
         optimizer.param_groups[0]["gamma"] = 0.5
+        optimizer.param_groups[0]["lr"] = -1e-9  # after the end of a schedule
         optimizer.consolidate(means={linear.bias: torch.arange(3.0)})
         assert linear.bias.tolist() == [0, 1, 2]
 

@@ -9,6 +9,7 @@ from torch import nn
 from toy_optimizers import make_covon, nll, step_on, train_step
 
 from covon_avalanche import CoVON
+from covon_avalanche.optim.diagnostics import diagnose, warn_unless_learned
 from covon_avalanche.optim.hessian import beta2_at
 
 
@@ -35,6 +36,11 @@ def test_numbers_by_hand(hess_approx):
     assert found["all"].hess_at_start == pytest.approx(1 / 3)
     variance = 1 / 15.5 + 1 / 35.0 + 1 / 13.0
     assert found["all"].noise_to_weights == pytest.approx((variance / 14) ** 0.5)
+
+
+def test_a_process_without_entries_warns_of_nothing(recwarn):
+    warn_unless_learned(1000, diagnose([]))
+    assert not recwarn.list
 
 
 def test_inside_a_sample_they_are_those_outside(linear, batch):

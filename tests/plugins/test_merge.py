@@ -162,6 +162,9 @@ def test_anchors_are_the_merged_weights(kind):
     strategy.train(toy_benchmark(2).train_stream)
     anchor = next(p.anchor for p in strategy.plugins if hasattr(p, "anchor"))
     assert same(dict(anchor.mean), weights(strategy.model))
+    other = make_strategy(kind, toy_model(), plugins=[MergePlugin(EMA(0.5))])
+    with pytest.raises(ValueError, match=r"MergePlugin must come before .*Plugin, whose anchor"):
+        other.train(toy_benchmark(1).train_stream)
 
 
 def test_an_interrupted_task_continues():

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from toy_vits import toy_image_benchmark, toy_vit
-from toys import Watch, make_naive, make_strategy, toy_benchmark, toy_model
+from toys import Head, Watch, make_covon, make_naive, make_strategy, toy_benchmark, toy_model
 
-from covon_avalanche.plugins import PromptPlugin, SchedulePlugin
+from covon_avalanche.plugins import CoVONPlugin, PromptPlugin, SchedulePlugin
 from covon_avalanche.prompting import SPrompts
 
 
@@ -58,6 +58,25 @@ def test_bad_values_are_refused_when_their_experience_comes(kind, bad, message):
     with pytest.raises(ValueError, match=message):
         strategy.train(benchmark.train_stream[1])
     assert before == (group["lr"], group.get("ess"), strategy.train_epochs)  # nothing is set
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_prior_of_new_classes_has_the_settings_of_their_task_in_any_order_of_plugins(first):
+    schedule = SchedulePlugin([{"weight_decay": 0.01}, {"weight_decay": 0.1}])
+    model = Head()
+    optimizer = make_covon(model.named_parameters(), ess=10.0)
+    plugins = [schedule, CoVONPlugin()] if first else [CoVONPlugin(), schedule]
+    strategy = make_naive(model, optimizer, *plugins, train_epochs=1)
+    seen = []
+    precision = Watch(
+        before_training_epoch=lambda s: seen.append(
+            s.optimizer.prior(model.named_parameters()).precision["head.classifier.bias"].clone()
+        )
+    )
+    strategy.plugins.append(precision)
+    strategy.train(toy_benchmark(2, classes_per_experience=2).train_stream)
+    assert seen[0].tolist() == pytest.approx([0.1, 0.1])
+    assert seen[1][2:].tolist() == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,10 @@ def test_defaults_are_the_published_settings_and_those_of_recipes(kind):
         (lambda: DualPrompt(toy_vit(), 3, general_length=5), "general_length must be even"),
         (lambda: DualPrompt(toy_vit(), 3, expert_length=0), "expert_length must be even"),
         (lambda: DualPrompt(toy_vit(), 3, key_weight=-1.0), "key_weight must be >= 0"),
-        (lambda: DualPrompt(toy_vit(2), 3), "DualPrompt needs more than 2 layers, got 2"),
+        (
+            lambda: DualPrompt(toy_vit(2), 3),
+            "DualPrompt needs more than 2 layers, got a network",
+        ),
         (lambda: L2P(toy_vit(), 3, length=0), "length must be an integer >= 1, got 0"),
         (lambda: L2P(toy_vit(), 3, top_k=11), "top_k must be between 1 and pool = 10, got 11"),
         (lambda: L2P(toy_vit(), 3, key_weight=-1.0), "key_weight must be >= 0"),

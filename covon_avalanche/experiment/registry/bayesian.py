@@ -134,6 +134,8 @@ class CoVON(Mergeable):
             raise ValueError("replaces later_hess_init: give one of them")
         if info.data.get("backbone_lr_factor") and any(task.lr for task in schedule):
             raise ValueError("cannot set lr together with backbone_lr_factor")
+        if info.data.get("ess_per_example") and any(task.ess for task in schedule):
+            raise ValueError("cannot set ess together with ess_per_example")
         merge: Any = info.data.get("merge")
         if getattr(merge, "gamma", 1.0) is None and any(task.gamma for task in schedule):
             raise ValueError(f'cannot change gamma, which merge = "{merge.rule}" fixes')
