@@ -122,13 +122,14 @@ def _addresses(*columns: list[Tensor] | float) -> np.ndarray:
     bfloat16, 0 for a number."""
     first = columns[0]
     assert isinstance(first, list)
-    table = np.zeros((1 + len(columns), len(first)), i64)
-    table[0] = [t.numel() for t in first]
-    for row, column in zip(table[1:], columns, strict=True):
+    table = [[t.numel() for t in first]]
+    for column in columns:
         if isinstance(column, list):
-            row[:] = [t.data_ptr() for t in column]
-            row[[t.dtype == torch.bfloat16 for t in column]] *= -1
-    return table
+            half = torch.bfloat16
+            table.append([-t.data_ptr() if t.dtype == half else t.data_ptr() for t in column])
+        else:
+            table.append([0] * len(first))
+    return np.array(table, i64)
 
 
 def _run(kernel: Callable, table: np.ndarray, *arguments: object) -> None:
