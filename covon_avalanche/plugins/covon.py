@@ -40,8 +40,8 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """
         :param merge: the slow step: ``"eq8"``, or ``"replace"`` or ``"none"``, its ablations, as in
             :meth:`CoVON.consolidate`; or a rule of ``covon_avalanche.merging`` for the merged mean.
-            ``RegMean()`` forgets far less where Eq. 8 cannot both retain earlier tasks and learn
-            the new one, as on PACS. With any rule the merged precision is that of Eq. 8:
+            ``RegMean()`` has a higher accuracy where Eq. 8 cannot both retain earlier tasks and
+            learn the new one, as on PACS. With any rule the merged precision is that of Eq. 8:
             ``posterior()``, samples for prediction and the next prior are N(merged weights,
             1 / precision).
         :param consolidate_every: merge each time this number of optimizer steps has passed, instead
