@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -148,6 +149,13 @@ def unchanged(optimizer):
     before = contents(optimizer)
     yield
     assert same(contents(optimizer), before)
+
+
+@contextmanager
+def refused(optimizer, says, error=RuntimeError):
+    """An error with this message, after which parameters and state are the same as before."""
+    with unchanged(optimizer), pytest.raises(error, match=says):
+        yield
 
 
 @contextmanager

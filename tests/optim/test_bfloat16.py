@@ -2,7 +2,6 @@
 values or a sample's; the same arithmetic on a rounded prior, and no drift."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -74,13 +73,11 @@ def test_a_sample_is_the_rounded_one_of_float32_weights():
 
 
 @pytest.mark.parametrize("noise", [1e-4, 0.02])
-def test_noise_below_the_resolution_is_named(noise):
+def test_noise_below_the_resolution_is_named(noise, recwarn):
     net = nn.Linear(100, 100).bfloat16()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with make(net, noise=noise).sampled_params():
-            pass
-    lost = [w for w in caught if "below the resolution of bfloat16: raise noise" in str(w.message)]
+    with make(net, noise=noise).sampled_params():
+        pass
+    lost = [w for w in recwarn if "below the resolution of bfloat16: raise noise" in str(w.message)]
     assert len(lost) == (noise == 1e-4)
 
 

@@ -42,10 +42,8 @@ def test_conjugate_regression_gives_the_exact_sequential_posterior(implementatio
     model = nn.Linear(4, 1, bias=False).double()
     options = dict(ess=64, lr=0.2, hess_init=1.0, betas=(0.0, 0.8), weight_decay=0.05, gamma=1.0)
     options |= dict(mc_samples=2, hess_approx="reparam", clip_radius=float("inf"))
-    generator = torch.Generator().manual_seed(0)
-    optimizer = AntitheticCoVON(
-        model.parameters(), generator=generator, implementation=implementation, **options
-    )
+    options |= dict(generator=torch.Generator().manual_seed(0), implementation=implementation)
+    optimizer = AntitheticCoVON(model.parameters(), **options)
     for task, (mean, precision) in zip(tasks, exact_posterior(tasks, 0.05), strict=True):
         for _ in range(130):
             regression_step(optimizer, model, *task)

@@ -29,6 +29,12 @@ def network(dtype=torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 33), nn.Tanh(), nn.Linear(33, 3)).to(dtype)
 
 
+def fresh(*arguments, dtype=torch.float32, **settings):
+    """A network and its optimizer."""
+    model = network(dtype)
+    return model, make(model.named_parameters(), *arguments, **settings)
+
+
 def task(seed: int, n: int = 48, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 4, generator=generator, dtype=dtype)
@@ -87,9 +93,8 @@ def test_groups_added_later_have_the_effective_sample_size_of_the_others():
     first, second = optimizer.param_groups
     assert first["ess_per_example"] == second["ess_per_example"] > 100
     assert second["examples"] == 50
-    optimizer = make(
-        [{"params": [*head.parameters()]}, {"params": [body.bias], "ess_per_example": 7.0}]
-    )
+    groups = [{"params": [*head.parameters()]}, {"params": [body.bias], "ess_per_example": 7.0}]
+    optimizer = make(groups)
     assert [group["ess_per_example"] for group in optimizer.param_groups] == [7.0, 7.0]
 
 
@@ -97,9 +102,8 @@ def test_a_group_in_the_papers_units_keeps_its_hessian_when_the_size_of_others_i
     found = []
     for given in (None, 5.0):  # by the first step of the group that is added, or by the user
         model = network()
-        optimizer = CoVON(
-            model[0].parameters(), ess=100.0, batch_size=48, generator=torch.Generator()
-        )
+        size = dict(ess=100.0, batch_size=48, generator=torch.Generator())
+        optimizer = CoVON(model[0].parameters(), **size)
         train_step(optimizer, model, task(0))
         model.zero_grad()
         papers = dict(ess=None, hess_init=None, weight_decay=0.0, ess_per_example=given)
@@ -139,22 +143,17 @@ def test_a_prior_that_is_replaced_has_the_width_of_the_weights_before_the_task()
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_size": 48}, {"hess_approx": "reparam"}])
-def test_a_task_that_ends_without_a_batch_size_is_a_warning(settings):
-    model = network()
-    optimizer = make(model.named_parameters(), **settings)
+def test_a_task_that_ends_without_a_batch_size_is_a_warning(settings, recwarn):
+    model, optimizer = fresh(**settings)
     train_step(optimizer, model, task(0))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        optimizer.consolidate()
-    assert ("batch_size is not set" in str([w.message for w in caught])) == (
-        "batch_size" not in settings
-    )
+    optimizer.consolidate()
+    said = "batch_size is not set" in str([w.message for w in recwarn])
+    assert said == ("batch_size" not in settings)
 
 
 def test_a_task_without_a_step_is_not_merged_and_raises_a_warning():
     """As with a loader that drops its only, incomplete batch."""
-    model = network()
-    optimizer = make(model.named_parameters(), batch_size=48)
+    model, optimizer = fresh(batch_size=48)
     train_task(optimizer, model, task(0))
     before = optimizer.posterior()
     with pytest.warns(UserWarning, match="no step was made since the last"):
@@ -171,11 +170,8 @@ def test_a_task_without_a_step_is_not_merged_and_raises_a_warning():
 def test_the_first_step_of_every_tensor_has_the_length_of_the_learning_rate(implementation):
     """Whatever its gradients are; single weights move by lr * clip_radius at most."""
     for radius in (1.0, math.inf):
-        model = network()
+        model, optimizer = fresh(clip_radius=radius, implementation=implementation)
         before = copy.deepcopy(model)
-        optimizer = make(
-            model.named_parameters(), clip_radius=radius, implementation=implementation
-        )
         loss = nll(model, task(0))
         step_on(optimizer, lambda loss=loss: 1e-3 * loss())
         for new, old in zip(model.parameters(), before.parameters(), strict=True):
@@ -188,11 +184,8 @@ def test_the_first_step_of_every_tensor_has_the_length_of_the_learning_rate(impl
 
 def test_where_squared_gradients_dominate_steps_have_adams_direction(implementation):
     """That of Adam's moments of the very gradients, without its epsilon, in every tensor."""
-    model = network()
-    optimizer = make(
-        model.named_parameters(), noise=1e-3, prior_width=1e-2, data_precision=1e9,
-        betas=(0.9, 0.99), clip_radius=math.inf, implementation=implementation,
-    )  # fmt: skip
+    settings = dict(noise=1e-3, prior_width=1e-2, data_precision=1e9, betas=(0.9, 0.99))
+    model, optimizer = fresh(**settings, clip_radius=math.inf, implementation=implementation)
     first = [torch.zeros_like(p) for p in model.parameters()]
     second = [torch.zeros_like(p) for p in model.parameters()]
     for i in range(20):
@@ -213,8 +206,7 @@ def test_multiplying_the_loss_changes_only_the_pull_to_the_prior():
     """The effective sample size follows, and few steps hardly feel the pull."""
 
     def trained(factor, **settings):
-        model = network()
-        optimizer = make(model.named_parameters(), **settings)
+        model, optimizer = fresh(**settings)
         for t in range(2):
             loss = nll(model, task(t))
             for _ in range(5):
@@ -283,11 +275,8 @@ def test_two_tasks_match_numpy(implementation, approx):
         if ess is None:
             first = gradient(m + noise[0] * 0.1 * r)
             ess = 100.0 / np.mean(first**2 * (0.1 * r) ** 2)
-        size = ess * (t + 1)
-        n = len(noise)
-        m, s = numpy_reference(
-            m, [gradient] * n, noise, (0.1, 0.5), size, (m0, s0, 0.01, 0.99), approx
-        )
+        gradients, settings = [gradient] * len(noise), (m0, s0, 0.01, 0.99)
+        m, s = numpy_reference(m, gradients, noise, (0.1, 0.5), ess * (t + 1), settings, approx)
         optimizer.consolidate()
         prior, fast = ({"w": torch.tensor(x)} for x in (m0, m)), {"w": torch.tensor(s)}
         slow = DiagGaussian(next(prior), {"w": torch.tensor(s0)})
@@ -313,8 +302,7 @@ def test_two_tasks_match_numpy(implementation, approx):
 def test_implementations_agree(preset, approx, dtype, implementation, tasks, steps, rtol, atol):
     found = []
     for kind in ("reference", implementation):
-        model = network(dtype)
-        optimizer = make(model.named_parameters(), preset, hess_approx=approx, implementation=kind)
+        model, optimizer = fresh(preset, dtype=dtype, hess_approx=approx, implementation=kind)
         for t in range(tasks):
             if t > 0:
                 optimizer.consolidate()
@@ -330,9 +318,8 @@ def test_implementations_agree(preset, approx, dtype, implementation, tasks, ste
 
 
 def test_several_samples_and_gradient_clipping_step_as_far():
-    model = network()
+    model, optimizer = fresh(mc_samples=3, clip_radius=math.inf)
     before = copy.deepcopy(model)
-    optimizer = make(model.named_parameters(), mc_samples=3, clip_radius=math.inf)
     for _ in range(3):
         record_sample(optimizer, nll(model, task(0)))
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
@@ -346,8 +333,7 @@ def test_several_samples_and_gradient_clipping_step_as_far():
 
 def test_the_first_step_sets_the_effective_sample_size():
     """Its squared gradients add data_precision times the initial precision."""
-    model = network()
-    optimizer = make(model.named_parameters(), data_precision=7.0, batch_size=48, examples=48)
+    model, optimizer = fresh(data_precision=7.0, batch_size=48, examples=48)
     before = [rms(p) for p in model.parameters()]
     record_sample(optimizer, nll(model, task(0)))
     squares = [p.grad.double().square() for p in model.parameters()]
@@ -362,8 +348,7 @@ def test_the_first_step_sets_the_effective_sample_size():
 
 def test_a_step_that_raises_does_not_set_it():
     for bad in (math.nan, math.inf):
-        model = network()
-        optimizer = make(model.named_parameters())
+        model, optimizer = fresh()
         record_sample(optimizer, nll(model, task(0)))
         model[0].bias.grad.fill_(bad)
         with pytest.raises(FloatingPointError, match=r"'0\.bias'"):
@@ -373,8 +358,7 @@ def test_a_step_that_raises_does_not_set_it():
 
 
 def test_it_follows_the_examples_of_later_tasks_and_stays_within_one():
-    model = network()
-    optimizer = make(model.named_parameters(), examples=48)
+    model, optimizer = fresh(examples=48)
     train_task(optimizer, model, task(0))
     first = optimizer.param_groups[0]["ess_per_example"]
     added = []
@@ -391,8 +375,7 @@ def test_it_follows_the_examples_of_later_tasks_and_stays_within_one():
 
 
 def test_steps_without_gradients_neither_set_it_nor_move_anything():
-    model = network()
-    optimizer = make(model.named_parameters(), examples=48)
+    model, optimizer = fresh(examples=48)
     before = copy.deepcopy(model)
     step_on(optimizer, lambda: 0.0 * nll(model, task(0))())
     assert optimizer.param_groups[0]["ess_per_example"] is None
@@ -408,15 +391,15 @@ def test_steps_without_gradients_neither_set_it_nor_move_anything():
 
 
 def test_a_state_in_the_papers_units_is_loaded_with_its_units():
-    model, other = network(), network()
+    model = network()
     old = CoVON(model.named_parameters(), ess=48, batch_size=48)
     train_step(old, model, task(0))
     state = copy.deepcopy(old.state_dict())
     for group in state["param_groups"]:  # as earlier versions wrote it
         for key in ("noise", "prior_width", "data_precision", "examples", "ess_per_example"):
             del group[key]
+    other, loaded = fresh()
     other.load_state_dict(model.state_dict())
-    loaded = make(other.named_parameters())
     loaded.load_state_dict(state)
     for net, own in ((model, old), (other, loaded)):
         train_task(own, net, task(0))
@@ -465,8 +448,7 @@ def test_bad_settings_are_named(settings, message):
 
 def test_the_papers_settings_written_into_a_group_are_named():
     for name in ("ess", "hess_init"):
-        model = network()
-        optimizer = make(model.named_parameters())
+        model, optimizer = fresh()
         optimizer.param_groups[0][name] = 100.0
         with pytest.raises(ValueError, match=f"{name}=100.0 has the paper's units, but noise=0.02"):
             train_step(optimizer, model, task(0))

@@ -19,11 +19,11 @@ from toy_optimizers import (
     make_covon,
     nll,
     record_sample,
+    refused,
     same,
     step_on,
     train_step,
     train_task,
-    unchanged,
     weights,
 )
 from two_processes import batch_of_five, made, made_natural
@@ -45,6 +45,12 @@ class Net(nn.Module):
         return self.b(self.a(x).tanh())
 
 
+def fresh(make, **options):
+    """A net and its optimizer."""
+    net = Net()
+    return net, make(net.named_parameters(), **options)
+
+
 class TestOrder:
     @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.module.", "module._orig_mod."])
     @pytest.mark.parametrize("by_layer", [False, True])
@@ -64,10 +70,8 @@ class TestOrder:
         train_step(optimizer, net, batch)
         other.load_state_dict(net.state_dict())
         loaded.load_state_dict(optimizer.state_dict())
-        expected, found = (
-            o.posterior(m.named_parameters()) for o, m in ((optimizer, net), (loaded, other))
-        )
-        assert same(dict(expected.precision), dict(found.precision))
+        expected = optimizer.posterior(net.named_parameters()).precision
+        assert same(dict(expected), dict(loaded.posterior(other.named_parameters()).precision))
         assert loaded.param_groups[0]["param_names"][0] == f"{prefix}b.weight"
         for key in ("noise_seed", "noise_draws"):
             assert loaded.param_groups[0][key] == optimizer.param_groups[0][key] != 0
@@ -75,9 +79,8 @@ class TestOrder:
             assert loaded.param_groups[0]["lr"] == 0.03
 
     def test_a_layer_named_module_keeps_its_own_state(self, make, batch):
-        net = nn.ModuleDict(
-            {"fc": nn.Linear(4, 4), "module": nn.ModuleDict({"fc": nn.Linear(4, 4)})}
-        )
+        inner = nn.ModuleDict({"fc": nn.Linear(4, 4)})
+        net = nn.ModuleDict({"fc": nn.Linear(4, 4), "module": inner})
         optimizer = make(net.named_parameters())
         with optimizer.sampled_params():
             sum(p.square().sum() for p in net.parameters()).backward()
@@ -87,8 +90,7 @@ class TestOrder:
         assert same(contents(optimizer), saved)
 
     def test_a_parameter_taken_out_of_a_group_leaves_the_others_name_and_state(self, make, batch):
-        net = Net()
-        optimizer = make(net.named_parameters())
+        net, optimizer = fresh(make)
         train_step(optimizer, net, batch)
         del optimizer.state[optimizer.param_groups[0]["params"].pop(0)]
         names = [named.name for named in optimizer._named_params()]
@@ -98,9 +100,9 @@ class TestOrder:
         assert same(contents(optimizer), saved)
 
     def test_names_that_differ_are_refused(self, make, batch):
-        optimizer = make(Net().named_parameters())
+        _, optimizer = fresh(make)
         saved = make(Net().named_parameters("other")).state_dict()
-        with unchanged(optimizer), pytest.raises(ValueError, match=r"different parameters.*other"):
+        with refused(optimizer, "different parameters.*other", ValueError):
             optimizer.load_state_dict(saved)
 
 
@@ -116,8 +118,7 @@ class TestReplacedWeights:
     @pytest.mark.parametrize("how", REPLACE)
     @pytest.mark.parametrize("then", ["sample", "consolidate"])
     def test_within_a_task_are_refused(self, make_each, how, then):
-        net = Net()
-        optimizer = make_each(net.named_parameters())
+        net, optimizer = fresh(make_each)
         former = copy.deepcopy(net.state_dict())
         train_step(optimizer, net, BATCH)
         with torch.set_grad_enabled(how == "another optimizer"):
@@ -125,17 +126,13 @@ class TestReplacedWeights:
         assert optimizer.changed_weights()[0] == "a.weight"
         with optimizer.sampled_params(train=False):  # predictions are allowed, and hide nothing
             pass
-        with (
-            unchanged(optimizer),
-            pytest.raises(RuntimeError, match=r"'a\.weight' was replaced since the last step"),
-        ):
+        with refused(optimizer, r"'a\.weight' was replaced since the last step"):
             optimizer.consolidate() if then == "consolidate" else train_step(optimizer, net, BATCH)
         optimizer.load_state_dict(optimizer.state_dict())  # as the error says
         train_task(optimizer, net, BATCH)
 
     def test_clipping_that_spares_the_first_and_last_entries_is_a_change(self, make_each):
-        net = Net()
-        optimizer = make_each(net.named_parameters())
+        net, optimizer = fresh(make_each)
         train_step(optimizer, net, BATCH)
         with torch.no_grad():
             net.a.weight.clamp_(-10, 10)
@@ -144,8 +141,7 @@ class TestReplacedWeights:
         assert optimizer.changed_weights() == ["a.weight", "b.weight", "b.bias"]
 
     def test_continue_with_the_state_that_was_saved_with_them(self, make_each):
-        net = Net()
-        optimizer = make_each(net.named_parameters())
+        net, optimizer = fresh(make_each)
         train_task(optimizer, net, BATCH)
         train_step(optimizer, net, BATCH)
         saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
@@ -159,8 +155,7 @@ class TestReplacedWeights:
 
     def test_may_be_put_back_and_change_between_tasks(self, make_each):
         """As for an evaluation with averaged weights."""
-        net, other = Net(), Net()
-        optimizer, undisturbed = (make_each(m.named_parameters()) for m in (net, other))
+        (net, optimizer), (other, undisturbed) = fresh(make_each), fresh(make_each)
         for _ in range(2):
             train_step(optimizer, net, BATCH)
             mean = copy.deepcopy(net.state_dict())
@@ -176,13 +171,11 @@ class TestReplacedWeights:
     @pytest.mark.parametrize("how", REPLACE)
     @pytest.mark.parametrize("train", [True, False])
     def test_inside_a_sample_are_refused(self, make_each, how, train):
-        net = Net()
-        optimizer = make_each(net.named_parameters())
+        net, optimizer = fresh(make_each)
         train_step(optimizer, net, BATCH)
         former = copy.deepcopy(net.state_dict())
         with (
-            unchanged(optimizer),
-            pytest.raises(RuntimeError, match=r"'a\.weight' was changed inside of sampled_params"),
+            refused(optimizer, r"'a\.weight' was changed inside of sampled_params"),
             optimizer.sampled_params(train),
             torch.set_grad_enabled(how == "another optimizer"),
         ):
@@ -201,8 +194,8 @@ class TestReplacedWeights:
             optimizer.step()
 
     def test_two_optimizers_cannot_have_samples_at_once(self, make_each):
-        net = Net()
-        outer, inner = (make_each(net.named_parameters()) for _ in range(2))
+        net, outer = fresh(make_each)
+        inner = make_each(net.named_parameters())
         with (
             pytest.raises(RuntimeError, match="was changed inside"),
             outer.sampled_params(),
@@ -214,24 +207,19 @@ class TestReplacedWeights:
 class TestGradientsOfOtherPoints:
     @pytest.mark.parametrize("mc_samples", [1, 2])
     def test_a_backward_pass_before_the_sample_counts_only_if_cleared(self, make_each, mc_samples):
-        net, other = Net(), Net()
-        optimizer, clean = (
-            make_each(m.named_parameters(), mc_samples=mc_samples) for m in (net, other)
-        )
-        for m, o in ((net, optimizer), (other, clean)):
+        pairs = [fresh(make_each, mc_samples=mc_samples) for _ in range(2)]
+        (net, optimizer), (_, clean) = pairs
+        for m, o in pairs:
             train_step(o, m, BATCH)
             o.zero_grad()
         nll(net, BATCH)().backward()
-        with (
-            unchanged(optimizer),
-            pytest.raises(RuntimeError, match=r"outside of a sample: call zero_grad\(\) first"),
-            optimizer.sampled_params(),
-        ):
+        says = r"outside of a sample: call zero_grad\(\) first"
+        with refused(optimizer, says), optimizer.sampled_params():
             nll(net, BATCH)().backward()
         optimizer.param_groups[0]["noise_draws"] -= 1
         for clear in (optimizer.zero_grad, net.zero_grad, lambda: optimizer.zero_grad(False)):
             nll(net, BATCH)().backward()
-            for m, o in ((net, optimizer), (other, clean)):
+            for m, o in pairs:
                 for _ in range(mc_samples):
                     with o.sampled_params():
                         clear() if m is net else o.zero_grad()
@@ -242,8 +230,7 @@ class TestGradientsOfOtherPoints:
     @pytest.mark.parametrize("clear", ["none", "zeros", "by the model"])
     def test_recomputed_activations_belong_to_the_sample(self, make_each, clear):
         """With gradient checkpointing a late backward pass is no error of torch's."""
-        net = Net()
-        optimizer = make_each(net.named_parameters())
+        net, optimizer = fresh(make_each)
         train_step(optimizer, net, BATCH)
         if clear != "by the model":
             optimizer.zero_grad(set_to_none=clear == "none")
@@ -252,16 +239,12 @@ class TestGradientsOfOtherPoints:
         if clear == "by the model":
             net.zero_grad()
         nn.functional.cross_entropy(output, BATCH[1]).backward()
-        with (
-            unchanged(optimizer),
-            pytest.raises(RuntimeError, match=r"'a\.weight' has a gradient that was computed out"),
-        ):
+        with refused(optimizer, r"'a\.weight' has a gradient that was computed out"):
             optimizer.step()
 
     def test_gradients_cleared_by_the_model_inside_a_sample_do_not_count(self, make_each):
         """Where the sample's loss does not use a parameter, it has no gradient afterwards."""
-        net = Net()
-        optimizer = make_each(net.named_parameters())
+        net, optimizer = fresh(make_each)
         nll(net, BATCH)().backward()
         with optimizer.sampled_params():
             net.zero_grad()
@@ -271,8 +254,7 @@ class TestGradientsOfOtherPoints:
         assert not optimizer.state.get(net.b.weight)
 
     def test_zeros_in_unused_parameters_are_no_gradients_of_other_points(self, make_each):
-        net = Net()
-        optimizer = make_each(net.named_parameters())
+        net, optimizer = fresh(make_each)
         train_step(optimizer, net, BATCH)
         optimizer.zero_grad(set_to_none=False)
         with optimizer.sampled_params():
@@ -409,9 +391,8 @@ def test_clipped_entries_of_an_average_over_samples_clip_its_statistic(squared):
 )
 def test_steps_after_a_huge_gradient_are_finite(implementation, size, options):
     """Or the step with it is an error."""
-    net = Net()
     options = {**options, "generator": torch.Generator().manual_seed(0)}
-    optimizer = CoVON(net.named_parameters(), implementation=implementation, **options)
+    net, optimizer = fresh(CoVON, implementation=implementation, **options)
     train_step(optimizer, net, BATCH)
     record_sample(optimizer, nll(net, BATCH))
     net.a.weight.grad.mul_(size)
@@ -427,8 +408,7 @@ def test_steps_after_a_huge_gradient_are_finite(implementation, size, options):
 
 @pytest.mark.parametrize("size", [1e11, 1e15])
 def test_huge_and_tiny_gradients_in_one_net_are_stepped_by_at_most_the_clip_radius(size):
-    net = Net()
-    optimizer = CoVON(net.named_parameters(), lr=0.01, batch_size=8)
+    net, optimizer = fresh(CoVON, lr=0.01, batch_size=8)
     train_step(optimizer, net, BATCH)
     record_sample(optimizer, nll(net, BATCH))
     net.a.weight.grad.mul_(size)

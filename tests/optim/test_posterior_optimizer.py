@@ -16,6 +16,7 @@ from toy_optimizers import (
     make_vcl,
     nll,
     record_sample,
+    refused,
     same,
     step_on,
     train_step,
@@ -83,11 +84,7 @@ class TestSampling:
             (lambda: copy.deepcopy((linear, optimizer)), "copy and pickle model and optimizer out"),
             (lambda: pickle.dumps((linear, optimizer)), "copy and pickle model and optimizer out"),
         ):
-            with (
-                unchanged(optimizer),
-                pytest.raises(RuntimeError, match=says),
-                optimizer.sampled_params(),
-            ):
+            with refused(optimizer, says), optimizer.sampled_params():
                 begin()
 
     def test_a_generator_reproduces_the_run_and_global_randomness_is_left_alone(
@@ -124,8 +121,7 @@ class TestSampling:
         deviations = []
         for temperature in (1.0, 9.0):
             model = copy.deepcopy(linear)
-            generator = torch.Generator().manual_seed(5)
-            optimizer = make_each(model.named_parameters(), generator=generator)
+            optimizer = make_each(model.named_parameters(), seed=5)
             train_step(optimizer, model, batch)
             mean = weights(model)
             with optimizer.sampled_params(train=False, temperature=temperature):
@@ -190,11 +186,7 @@ class TestSampling:
         losses = []
         for wrap in (lambda f: f, partial(torch.compile, backend="eager")):
             model = copy.deepcopy(linear)
-            optimizer = make_each(
-                model.named_parameters(), generator=torch.Generator().manual_seed(2)
-            )
-
-            step = wrap(train_step)
+            optimizer, step = make_each(model.named_parameters(), seed=2), wrap(train_step)
             losses.append([step(optimizer, model, batch) for _ in range(3)])
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -259,7 +251,7 @@ class TestWhichParameters:
         with pytest.raises(ValueError, match=r"several parameters are named 'weight': .*head\."):
             make(groups)
         optimizer = make(linear.named_parameters())
-        with unchanged(optimizer), pytest.raises(ValueError, match="named 'weight'"):
+        with refused(optimizer, "named 'weight'", ValueError):
             optimizer.add_param_group({"params": nn.Linear(3, 2).named_parameters()})
         assert len(optimizer.param_groups) == 1
 
@@ -290,30 +282,11 @@ class TestStepping:
         with pytest.raises(RuntimeError, match=r"'bias' .* was frozen when the sample was drawn"):
             optimizer.step()
 
-    def test_a_gradient_from_outside_a_sample_is_refused(self, make, batch):
-        a, b = nn.Linear(4, 3), nn.Linear(4, 3)
-        optimizer = make([*a.named_parameters("a"), *b.named_parameters("b")])
-        record_sample(optimizer, nll(a, batch))
-        b(batch[0]).sum().backward()
-        with (
-            unchanged(optimizer),
-            pytest.raises(RuntimeError, match=r"'b\.weight' has a gradient that was computed out"),
-        ):
-            optimizer.step()
-        b.zero_grad()
-        before = weights(a)
-        optimizer.step()  # the sample is still there
-        assert not same(weights(a), before)
-
     def test_accumulating_over_samples_is_refused(self, make, linear, batch):
         optimizer = make(linear.parameters())
         record_sample(optimizer, nll(linear, batch))
         before = weights(linear)
-        with (
-            unchanged(optimizer),
-            pytest.raises(RuntimeError, match="run all micro-batches inside one"),
-            optimizer.sampled_params(),
-        ):
+        with refused(optimizer, "run all micro-batches inside one"), optimizer.sampled_params():
             linear(batch[0]).sum().backward()
         optimizer.step()  # as the error suggests: the first sample still waits
         assert not same(weights(linear), before)
@@ -438,7 +411,7 @@ class TestGuards:
         record_sample(optimizer, nll(linear, batch))
         linear.bias.grad[1] = value
         says = r"gradient of 'bias' is not finite in step 4.*loss is not"
-        with unchanged(optimizer), pytest.raises(FloatingPointError, match=says):
+        with refused(optimizer, says, FloatingPointError):
             optimizer.step()
         train_step(optimizer, linear, batch)  # training continues
 
@@ -446,8 +419,7 @@ class TestGuards:
         optimizer = make_covon(linear.named_parameters(), betas=(0.9, 0.5))
         record_sample(optimizer, nll(linear, batch))
         linear.weight.grad.mul_(1e25)
-        says = r"new hess of 'weight'.*set clip_radius"
-        with unchanged(optimizer), pytest.raises(FloatingPointError, match=says):
+        with refused(optimizer, "new hess of 'weight'.*set clip_radius", FloatingPointError):
             optimizer.step()
 
     @pytest.mark.parametrize("place", [0, -1])
@@ -457,8 +429,7 @@ class TestGuards:
         optimizer = make_covon(linear.named_parameters(), implementation=implementation)
         train_step(optimizer, linear, batch)
         optimizer.state[linear.bias]["hess"][place] = -1.0
-        says = r"precision of 'bias' must be > 0, smallest is -99"
-        with unchanged(optimizer), pytest.raises(ValueError, match=says):
+        with refused(optimizer, "precision of 'bias' must be > 0, smallest is -99", ValueError):
             optimizer.sampled_params().__enter__()
 
     def test_sparse_gradients_are_refused(self, make):
@@ -490,48 +461,20 @@ class TestGuards:
             pass
 
 
-class TestCopies:
-    """In the middle of the second task, with a learning rate scheduler attached."""
-
-    @pytest.fixture
-    def trained(self, make, linear, batch):
-        optimizer = make(linear.named_parameters())
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        train_task(optimizer, linear, batch)
-        train_step(optimizer, linear, batch)
-        scheduler.step()
-        return optimizer
-
-    @pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle"])
-    def test_a_copy_continues_exactly_as_the_original(
-        self, make, trained, linear, batch, how, tmp_path
-    ):
-        if how == "pickle":
-            model, optimizer = pickle.loads(pickle.dumps((linear, trained)))
-        else:
-            model, optimizer = copy.deepcopy((linear, trained))
-        if how == "state_dict":
-            torch.save(trained.state_dict(), tmp_path / "state.pt")
-            optimizer = make(model.named_parameters())
-            optimizer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-        for m, o in ((linear, trained), (model, optimizer)):
-            train_task(o, m, batch)
-        assert same(weights(linear), weights(model))
-
-    def test_groups_saved_before_a_setting_existed_get_its_default(self, trained):
-        saved = copy.deepcopy(trained.state_dict())
-        for key in set(trained.defaults) - {trained.own_setting}:
-            older = copy.deepcopy(saved)
-            del older["param_groups"][0][key]
-            trained.load_state_dict(older)
-            assert trained.param_groups[0][key] == trained.defaults[key]
+def test_groups_saved_before_a_setting_existed_get_its_default(make, linear, batch):
+    optimizer = make(linear.named_parameters())
+    train_step(optimizer, linear, batch)
+    for key in set(optimizer.defaults) - {optimizer.own_setting}:
+        older = copy.deepcopy(optimizer.state_dict())
+        del older["param_groups"][0][key]
+        optimizer.load_state_dict(older)
+        assert optimizer.param_groups[0][key] == optimizer.defaults[key]
 
 
 class TestPriors:
     def test_before_the_first_step_a_given_prior_is_the_posterior(self, make, linear):
-        prior = DiagGaussian(
-            weights(linear), {n: torch.full_like(p, 9.0) for n, p in linear.named_parameters()}
-        )
+        mean = weights(linear)
+        prior = DiagGaussian(mean, {name: torch.full_like(p, 9.0) for name, p in mean.items()})
         optimizer = make(linear.named_parameters(), prior=prior, ess=None)  # which a plugin sets
         torch.testing.assert_close(dict(optimizer.posterior().precision), dict(prior.precision))
 

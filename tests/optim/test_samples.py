@@ -3,7 +3,6 @@ leave behind for a step."""
 
 import copy
 import sys
-import warnings
 
 import numba
 import pytest
@@ -50,7 +49,7 @@ def test_standard_normals_that_depend_on_key_and_number_alone(compiled, dtype, m
 
 
 @pytest.mark.parametrize("trouble", ["not installed", "no folder", "switched off"])
-def test_where_numba_does_not_work_torch_does(trouble, monkeypatch):
+def test_where_numba_does_not_work_torch_does(trouble, monkeypatch, recwarn):
     """No folder for its files: as in a container without a home."""
     if trouble == "not installed":
         monkeypatch.setitem(sys.modules, "numba", None)
@@ -60,11 +59,8 @@ def test_where_numba_does_not_work_torch_does(trouble, monkeypatch):
         monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     monkeypatch.setattr(optim, "cpu_kernel", optim.cpu_kernel)  # put back afterwards
     monkeypatch.delitem(sys.modules, "covon_avalanche.optim.cpu_kernel")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = samples.compiled_fill.__wrapped__()
-    assert found is None
-    told = ["numba does not work here" in str(w.message) for w in caught]
+    assert samples.compiled_fill.__wrapped__() is None
+    told = ["numba does not work here" in str(w.message) for w in recwarn]
     assert told == ([True] if trouble == "no folder" else [])
 
 
@@ -175,9 +171,7 @@ def test_state_that_cannot_follow_is_refused(linear, batch):
     optimizer = make_covon(linear.named_parameters())
     train_step(optimizer, linear, batch)
     linear.weight.data = torch.zeros(5, 4)
-    with pytest.raises(
-        ValueError, match=r"momentum of 'weight' must have .* shape \(5, 4\), got \(3, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"momentum of 'weight' .* shape \(5, 4\), got \(3, 4\)"):
         optimizer.sampled_params().__enter__()
 
 

@@ -60,10 +60,8 @@ def test_steps_follow_the_formulas(beta):
         group["lr"] = 0.3 / step
         train(optimizer, model, 1, start=step)
         key = noise_key(group["noise_seed"], step)
-        noise = [
-            fill_normal_(torch.empty_like(p), key, i).numpy()
-            for i, p in enumerate(model.parameters())
-        ]
+        empty = enumerate(map(torch.empty_like, model.parameters()))
+        noise = [fill_normal_(out, key, i).numpy() for i, out in empty]
         assert all(0.1 < np.abs(xi).max() < 5 for xi in noise)
         grads = [p.grad.numpy() for p in model.parameters()]
         options = dict(lr=0.3 / step, weight_decay=0.05, beta=beta, sigma=0.3)
