@@ -28,18 +28,24 @@ from covon_avalanche.cli import app
 from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import shipped_recipes
 
-PLACEHOLDERS = {
-    "searches/mine/best.toml",
-    "RECIPE",
-    "mine.toml",
-    "my-pictures.toml",
-    "strangers.toml",
-}
+PLACEHOLDERS = {"RECIPE", "mine.toml", "my-pictures.toml", "strangers.toml"}
+PLACEHOLDERS |= {"searches/mine/best.toml"}
 
 
-def covon(*arguments: object, **options: Any) -> Result:
-    """Run ``covon`` with these arguments, without a process of its own."""
-    return CliRunner().invoke(app, [*map(str, arguments)], **options)
+def covon(*arguments: object, status: int = 0, **options: Any) -> Result:
+    """Run ``covon``, without a process of its own; it exits with this status."""
+    done = CliRunner().invoke(app, [*map(str, arguments)], **options)
+    assert done.exit_code == status, (done.exit_code, done.output, done.exception)
+    return done
+
+
+def refused(*arguments: object) -> str:
+    """The sentence of a command that is refused."""
+    sentence = covon(*arguments, status=2).stderr.strip()
+    if "Usage:" not in sentence:  # typer's own errors come in a box
+        assert len(sentence.splitlines()) == 1, sentence
+        assert sentence.startswith("covon: ")
+    return sentence
 
 
 def covon_in_a_process(
@@ -66,10 +72,8 @@ for encoding, sys.argv in {words!a}:
     sys.stdout.buffer.write(b"\\0")
     sys.stdout.flush()
 """
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(
-        run, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True
-    )
+    options = {"env": {**os.environ, **environment}, "stdout": subprocess.PIPE, "check": True}
+    done = subprocess.run([sys.executable, "-c", code], **options)
     return done.stdout.split(b"\0")[:-1]
 
 
@@ -164,9 +168,7 @@ def covon_when_both_are_ready(rank: int, command: list[str], folder: str) -> Non
     grid.WorkerPool = ThreadPoolExecutor
     Path(folder, f"ready-{rank}").touch()
     wait_until(Path(folder, f"ready-{1 - rank}").exists)
-    done = covon(*command)
-    printed = f"exit {done.exit_code}\n{done.output}"
-    Path(folder, f"printed-{rank}.txt").write_text(printed, encoding="utf-8")
+    Path(folder, f"printed-{rank}.txt").write_text(covon(*command).output, encoding="utf-8")
 
 
 def torchrun(script: Path, *arguments: object) -> str:

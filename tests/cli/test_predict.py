@@ -12,7 +12,7 @@ from made_up_results import made_up
 from miniature import own
 from PIL import Image
 from small_recipes import saved, short_recipe
-from terminal import covon, covon_in_a_process
+from terminal import covon, covon_in_a_process, refused
 
 from covon_avalanche import DiagGaussian, save_bundle
 from covon_avalanche.backbones import create_backbone
@@ -42,7 +42,6 @@ def bundle(tmp_path_factory):
 def test_images_get_a_class_and_its_uncertainty(bundle):
     images = bundle / "images"
     done = covon("predict", bundle, images, images / "more/1.png", "--csv", "--samples", 4)
-    assert done.exit_code == 0, done.output
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [row["image"][-5:] for row in rows] == ["0.png", "1.png", "2.png", "1.png"]
     for row in rows:
@@ -95,21 +94,14 @@ def test_what_cannot_be_predicted_is_one_sentence(bundle, tmp_path):
         ((bundle, tmp_path / "absent"), "there is no file or folder"),
         ((tmp_path / "absent", bundle / "images"), "there is no folder"),
     ):
-        done = covon("predict", *arguments)
-        assert done.exit_code == 2
-        assert done.stderr.startswith("covon: ")
-        assert sentence in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        assert sentence in refused("predict", *arguments)
 
 
 def test_warnings_are_one_sentence_without_path_and_source_line(bundle, tmp_path):
     Image.new("RGBA", (80, 70)).save(tmp_path / "clear.png")
     done = covon("predict", bundle, tmp_path)
-    assert (
-        done.stderr
-        == f"warning: transparent images, such as {tmp_path / 'clear.png'}, are put on white\n"
-    )
-    assert done.exit_code == 0
+    says = f"transparent images, such as {tmp_path / 'clear.png'}, are put on white"
+    assert done.stderr == f"warning: {says}\n"
 
 
 def test_images_that_cannot_be_decoded_are_reported_and_the_others_predicted(bundle, tmp_path):
@@ -117,14 +109,13 @@ def test_images_that_cannot_be_decoded_are_reported_and_the_others_predicted(bun
     (tmp_path / "0.png").write_bytes(whole)
     for i in range(1, 9):
         (tmp_path / f"{i}.png").write_bytes(whole[:60] if i % 2 else b"no image")
-    done = covon("predict", bundle, tmp_path, "--csv", "--batch-size", 2)
+    done = covon("predict", bundle, tmp_path, "--csv", "--batch-size", 2, status=2)
     (row,) = csv.DictReader(io.StringIO(done.stdout))
     assert row["image"] == str(tmp_path / "0.png")
     *named, others = done.stderr.splitlines()
     for i, line in enumerate(named, 1):
         assert line.startswith(f"covon: the image {tmp_path}/{i}.png cannot be decoded: ")
     assert others == "covon: 3 other images cannot be decoded"
-    assert done.exit_code == 2
 
 
 def labelled(bundle, root, places):
@@ -139,9 +130,8 @@ def labelled(bundle, root, places):
 def table_of(text):
     """The confusion table at the end, by label and prediction."""
     header, _, *rows = (line.split() for line in text.partition("prediction\n")[2].splitlines())
-    return {
-        (row[0], name): int(n) for row in rows for name, n in zip(header[1:], row[1:], strict=True)
-    }
+    names = header[1:]
+    return {(row[0], p): int(n) for row in rows for p, n in zip(names, row[1:], strict=True)}
 
 
 @pytest.mark.parametrize("domains", [(), ("day", "night")])
@@ -161,9 +151,8 @@ def test_the_accuracy_on_labelled_images_follows(bundle, tmp_path, domains):
     assert said[2] == f"accuracy: {100 * k / 6:.1f} % ({n * k} of {6 * n})"
     each = [f"accuracy on {d}: {100 * k / 6:.1f} % ({k} of 6)" for d in domains]
     assert said[3 : said.index("", 1)] == each
-    want = {
-        (c, p): n * predicted.count(p) for c in ("cat", "dog") for p in {"cat", "dog", *predicted}
-    }
+    known = {"cat", "dog", *predicted}
+    want = {(c, p): n * predicted.count(p) for c in ("cat", "dog") for p in known}
     assert table_of(done.stderr) == want
     plain = covon("predict", bundle, tmp_path / "x").stdout
     assert plain.endswith(done.stderr)
@@ -189,9 +178,7 @@ def test_images_of_a_table_are_predicted_and_those_for_training_left_out(bundle,
         ("file,label,split\na/0.png,dog,train\n", "has only images of the split train"),
     ):
         (tmp_path / "x.csv").write_text(text)
-        done = covon("predict", bundle, tmp_path / "x.csv")
-        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-        assert sentence in done.stderr
+        assert sentence in refused("predict", bundle, tmp_path / "x.csv")
 
 
 @pytest.mark.parametrize(
@@ -208,8 +195,7 @@ def test_predicting_the_listed_images_gives_the_accuracy_of_the_run(model, tmp_p
     listed = covon("data", "list", file, "--split", "test", "--set", "seeds=[0]", *root)
     (tmp_path / "tested.csv").write_text(listed.stdout)
     done = covon("predict", folder.path / "bundle", tmp_path / "tested.csv")
-    for domain, n, accuracy in zip(
-        ("night", "day"), result.counts, result.accuracy[-1], strict=True
-    ):
+    tested = zip(("night", "day"), result.counts, result.accuracy[-1], strict=True)
+    for domain, n, accuracy in tested:
         right = round(n * accuracy)
         assert f"accuracy on {domain}: {100 * accuracy:.1f} % ({right} of {n})\n" in done.stdout

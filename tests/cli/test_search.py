@@ -6,14 +6,14 @@ import shutil
 import pandas as pd
 import pytest
 from small_recipes import STRATEGIES, saved, small_recipe
-from terminal import covon, covon_when_both_are_ready, in_two_processes
+from terminal import covon, covon_when_both_are_ready, in_two_processes, refused
 
 from covon_avalanche.cli import search
 from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.resumable import Checkpointer
-from covon_avalanche.experiment.run_folder import RunFolder, StoredRun
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.search import Search, searches_in
 from covon_avalanche.experiment.search_space import Searched
 
@@ -37,9 +37,8 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path, monkeypatch):
     held_out = recipe.model_copy(update={"stream": stream})
     arguments = ["search", saved(recipe, tmp_path), "--out", tmp_path, "--validation-size", 200]
     arguments += ["--dataset-root", tmp_path / "my data", "--strategies"]
-    assert covon(*arguments, "finetune", "--trials", 1, "--seed", 77).exit_code == 0
+    covon(*arguments, "finetune", "--trials", 1, "--seed", 77)
     first = covon(*arguments, "finetune", "--trials", 3, "--seed", 77)
-    assert first.exit_code == 0, first.output
     command = f"covon run {tmp_path}/best.toml --dataset-root '{tmp_path}/my data'"
     assert first.output.endswith(f"{tmp_path}/best.toml: {command}\n")
     best = load_recipe(str(tmp_path / "best.toml"))
@@ -49,7 +48,7 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path, monkeypatch):
     assert not (tmp_path / "ewc-star").exists()
     other = [*arguments, "ewc-star", "--trials", 1, "--seed", 1000]
     done = covon(*other)
-    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert done.stderr == ""
     best = load_recipe(str(tmp_path / "best.toml"))  # what was searched before stays
     assert list(best.searched) == list(best.strategies) == ["finetune", "ewc-star"]
     assert best.name == f"{recipe.name}-searched"  # runs beside those of the recipe
@@ -62,10 +61,9 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path, monkeypatch):
         assert f" {trials}/{trials} " in row
         assert f" {100 * how.accuracy:.2f} " in row
         assert settings.items() <= best.strategies[name].model_dump().items()
-    assert covon(*other).exit_code == 0  # nothing is left to do
+    covon(*other)  # nothing is left to do
     assert totals[:3] == [1, 2, 1]  # the bar of all trials leaves out those that have ended
     done = covon(*other, "--epochs", 2)
-    assert done.exit_code == 0, done.output
     says = "no trial of finetune was completed, see .*; finetune keeps the recipe's settings"
     assert re.search(says, done.stderr)  # the table shows those of one epoch
     assert list(load_recipe(str(tmp_path / "best.toml")).searched) == ["ewc-star"]
@@ -75,20 +73,17 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path, monkeypatch):
 def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
     file = saved(recipe_of("ncm", "finetune"), tmp_path)
     arguments = ["search", file, "--trials", 1, "--out", tmp_path]
-    done = covon(*arguments)
-    assert done.exit_code == 0, done.output
+    covon(*arguments)
     assert load_recipe(str(tmp_path / "best.toml")).searched["ncm"].trials == 0
     assert not (tmp_path / "ncm").exists()
     for more, others in ([], ""), (["--strategies", "finetune,ncm"], "ncm: nothing to search\n"):
         done = covon(*arguments, *more)
-        assert done.exit_code == 0
         assert others in done.stdout
         best = load_recipe(str(tmp_path / "best.toml"))
         assert list(best.strategies) == ["ncm", "finetune"]
         assert best.strategies["ncm"] == recipe_of("ncm").strategies["ncm"]
-    alone = covon(*arguments, "--strategies", "ncm")
-    assert alone.exit_code == 2
-    assert "ncm: nothing to search; give ranges in [search.STRATEGY]" in alone.stderr
+    sentence = refused(*arguments, "--strategies", "ncm")
+    assert "ncm: nothing to search; give ranges in [search.STRATEGY]" in sentence
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -97,7 +92,7 @@ def test_strategies_searched_before_stay_so_however_long_the_name_of_the_recipe(
     changes = {"name": 100 * "a", "searched": dict.fromkeys(names, how)}
     recipe = recipe_of(*names).model_copy(update=changes)
     arguments = ["--trials", 1, "--out", tmp_path / "s", "--strategies", "finetune"]
-    assert covon("search", saved(recipe, tmp_path), *arguments).exit_code == 0
+    covon("search", saved(recipe, tmp_path), *arguments)
     best = load_recipe(str(tmp_path / "s/best.toml"))
     assert {name: best.searched[name].trials for name in names} == {"finetune": 1, "ewc-star": 5}
     assert best.name == 90 * "a" + "-searched"
@@ -110,7 +105,7 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(grid, "WorkerPool", no_pool)
     for seed, lines in (("0", 1), ("1000", 0)):
-        done = covon("search", "permuted-digits", "--seed", seed)
+        done = covon("search", "permuted-digits", "--seed", seed, status=130)
         assert "permuted-digits holds out no images: using --validation-size 0.2\n" in done.stdout
         assert len(done.stderr.splitlines()) == lines
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
@@ -125,8 +120,7 @@ def test_ctrl_c_ends_a_search_and_leaves_its_trial_to_be_resumed(tmp_path, monke
     recipe = recipe_of("finetune", "ewc-star")
     search = Search(recipe, "finetune", tmp_path / "s", 77, 1)
     command = ["search", saved(recipe, tmp_path), "--seed", 77, "--trials", 1]
-    done = covon(*command, "--out", tmp_path / "s")
-    assert done.exit_code == 130, done.output
+    done = covon(*command, "--out", tmp_path / "s", status=130)
     assert "Interrupted; the same command resumes from here." in done.stdout
     assert search.trial(search.plan()[0]).state()[0] == "interrupted"
 
@@ -136,38 +130,20 @@ def test_several_commands_share_the_trials(tmp_path):
     command = ["search", file, "--jobs", "1", "--trials", "6", "--out", tmp_path / "s"]
     in_two_processes(covon_when_both_are_ready, command, str(tmp_path))
     outputs = [(tmp_path / f"printed-{rank}.txt").read_text("utf-8") for rank in range(2)]
-    assert all(output.startswith("exit 0\n") for output in outputs), outputs
     (search,) = searches_in(tmp_path / "s")
     trials = [search.trial(settings) for settings in search.plan()]
     assert [(trial.starts, trial.state()[0]) for trial in trials] == [(1, "finished")] * len(trials)
     assert all(f" {len(trials)}/{len(trials)} " in output for output in outputs)
 
 
-@pytest.mark.usefixtures("forked")
-def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    own = {"kind": "custom", "lr": 0.01, "implementation": "dying:Naive"}
-    file = saved(small_recipe({"own": own}, stream=STREAM), tmp_path)
-    done = covon("search", file, "--out", tmp_path / "s", "--jobs", 1, "--trials", 1)
-    assert done.exit_code == 1, done.output
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("covon: ")]
-    assert "its process was killed" in line
-    assert "Traceback" not in done.output
-    (run,) = (tmp_path / "s").rglob("run.json")
-    assert StoredRun(run.parent).given_up is None
-
-
 @pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_the_state_of_a_search_is_shown_and_its_report_has_the_trials_and_what_was_best(tmp_path):
     folder, out = tmp_path / "mine", tmp_path / "report"
     file = saved(recipe_of("finetune", "ewc-star"), tmp_path)
-    done = covon("search", file, "--trials", 2, "--out", folder)
-    assert done.exit_code == 0, done.output
+    covon("search", file, "--trials", 2, "--out", folder)
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
     for command in ("status", "show"):
         shown = covon(command, folder)
-        assert shown.exit_code == 0, shown.output
         rows = [re.split(r"\s{2,}", line) for line in shown.stdout.splitlines()[2:]]
         assert [row[0] for row in rows] == ["finetune", "ewc-star"]
         assert [row[1] for row in rows] == ["2/2", "2/2"]
@@ -175,8 +151,7 @@ def test_the_state_of_a_search_is_shown_and_its_report_has_the_trials_and_what_w
     assert before == sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
 
     another = shutil.copytree(folder, tmp_path / "another" / "mine")  # of the same name
-    done = covon("report", folder, another, "--out", out)
-    assert done.exit_code == 0, done.output
+    covon("report", folder, another, "--out", out)
     table = pd.read_csv(folder / "trials.csv")
     assert table["strategy"].tolist() == ["finetune"] * 2 + ["ewc-star"] * 2
     assert table["accuracy"].between(0, 1).all()
@@ -200,20 +175,15 @@ def test_the_state_of_a_search_is_shown_and_its_report_has_the_trials_and_what_w
 @pytest.mark.usefixtures("in_this_process")
 def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
     recipe = recipe_of("finetune", "ewc-star")
-    space = {"lr": {"low": 1e30, "high": 1e33}}
-    bad = recipe.model_copy(update={"search": {"ewc-star": space}})
     file = saved(recipe, tmp_path)
     file.write_text(file.read_text() + "\n[search.ewc-star]\nlr = { low = 1e30, high = 1e33 }\n")
     done = covon("search", file, "--trials", 2, "--out", tmp_path / "s")
-    assert done.exit_code == 0, done.output
     assert "all trials of ewc-star have failed" in done.stderr
     best = load_recipe(str(tmp_path / "s/best.toml"))
     assert list(best.searched) == ["finetune"]
-    assert best.strategies["ewc-star"] == bad.strategies["ewc-star"]
-    alone = covon(
-        "search", file, "--trials", 2, "--out", tmp_path / "t", "--strategies", "ewc-star"
-    )
-    assert alone.exit_code == 1
+    assert best.strategies["ewc-star"] == recipe.strategies["ewc-star"]
+    alone = ["--trials", 2, "--out", tmp_path / "t", "--strategies", "ewc-star"]
+    covon("search", file, *alone, status=1)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -223,7 +193,8 @@ def test_runs_and_searches_do_not_share_a_folder(tmp_path):
     file = saved(recipe_of("finetune"), tmp_path)
     searching = ["search", file, "--trials", 1, "--out"]
     run = ["run", file, "--seeds", 0, "--out"]
-    assert covon(*searching, tmp_path / "s").exit_code == covon(*run, tmp_path / "r").exit_code == 0
+    covon(*searching, tmp_path / "s")
+    covon(*run, tmp_path / "r")
     interrupted = tmp_path / "interrupted"  # before the first result
     shutil.copytree(tmp_path / "r/finetune", interrupted / "finetune")
     next(interrupted.rglob("result.json")).unlink()
@@ -232,9 +203,7 @@ def test_runs_and_searches_do_not_share_a_folder(tmp_path):
         (searching, tmp_path / "r", "has runs of `covon run`: choose another --out"),
         (searching, interrupted, "has runs of `covon run`: choose another --out"),
     ):
-        done = covon(*command, folder)
-        assert done.exit_code == 2
-        assert f"{folder} {says}" in done.stderr
+        assert f"{folder} {says}" in refused(*command, folder)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -250,9 +219,6 @@ def test_runs_and_trials_with_the_data_of_another_folder_are_not_used(tmp_path):
     first.store()
     for command, out in ("run", "r"), ("search", "s"):
         options = ["--strategies", "finetune", "--dataset-root", roots[1], "--out", tmp_path / out]
-        done = covon(command, "pacs", *options)
-        assert done.exit_code == 2
-        says = rf"used {roots[0]}/PACS, not {roots[1]}/PACS: choose another --out\n"
-        assert re.fullmatch(
-            rf"covon: {tmp_path / out}/finetune/seed-[-0-9a-f]+ {says}", done.stderr
-        )
+        says = rf"used {roots[0]}/PACS, not {roots[1]}/PACS: choose another --out"
+        says = rf"covon: {tmp_path / out}/finetune/seed-[-0-9a-f]+ {says}"
+        assert re.fullmatch(says, refused(command, "pacs", *options))

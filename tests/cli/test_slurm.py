@@ -64,7 +64,6 @@ def test_interrupted_jobs_end_with_the_results_of_local_runs(tmp_path, monkeypat
     folders = run_folders(recipe, tmp_path / "out")
 
     done = covon(*command)
-    assert done.exit_code == 0, done.output
     array = re.match(r"3 jobs of .*: (\d+)_0 to \1_2\n", done.stdout)[1]
     jobs = [f"{array}_{index}" for index in range(3)]
     for name, job, folder in zip(names, jobs, folders, strict=True):
