@@ -20,10 +20,7 @@ from covon_avalanche import AdaRegPlugin, CoVONPlugin, EWCStarPlugin, VCLPlugin
 def toy_benchmark(
     n_experiences: int = 3, n: int = 48, *, classes_per_experience: int | None = None
 ) -> CLScenario:
-    """Gaussian clusters in 8 dimensions, rotated from one experience to the next.
-
-    With ``classes_per_experience`` the classes are split instead (class-incremental).
-    """
+    """Gaussian clusters in 8 dimensions, rotated from task to task, or with new classes in each."""
     generator = torch.Generator().manual_seed(0)
     classes = 4 if classes_per_experience is None else n_experiences * classes_per_experience
     centres = 3 * torch.randn(classes, 8, generator=generator)
@@ -40,12 +37,6 @@ def toy_benchmark(
 
     streams = {s: [dataset(i) for i in range(n_experiences)] for s in ("train", "test")}
     return with_task_labels(with_classes_timeline(benchmark_from_datasets(**streams)))
-
-
-def parts_of(benchmark: CLScenario, rows: list[int]) -> CLScenario:
-    """The same with these examples of each training set only."""
-    parts = [experience.dataset.subset(rows) for experience in benchmark.train_stream]
-    return benchmark_from_datasets(train=parts)
 
 
 def columns(experience) -> tuple[torch.Tensor, torch.Tensor]:

@@ -88,8 +88,7 @@ def test_a_model_that_grows_in_an_evaluation_before_any_training_keeps_its_prior
 
 @both
 def test_trap_3_the_model_moves_after_the_optimizer_is_made(kind, model):
-    """No second device here: a change of dtype takes the same path as .to(device). A prior
-    given for the old one follows."""
+    """A change of dtype takes the same path as .to(device); a given prior follows."""
     optimizer = MAKE[kind](model.named_parameters(), prior=prior_at(model, 5.0))
     model.double()
     strategy = make_strategy(kind, model, optimizer=optimizer, plugins=[ToDouble()])

@@ -2,18 +2,8 @@
 
 import pytest
 import torch
-from toys import (
-    Head,
-    Watch,
-    columns,
-    make_naive,
-    make_strategy,
-    same,
-    sgd,
-    toy_benchmark,
-    toy_model,
-    weights,
-)
+from toy_optimizers import same, weights
+from toys import Head, Watch, columns, make_naive, make_strategy, sgd, toy_benchmark, toy_model
 
 from covon_avalanche.merging.alignment import align_classifier, fit_gaussians
 from covon_avalanche.plugins import ClassifierAlignmentPlugin
@@ -27,10 +17,8 @@ def test_after_each_domain_the_head_is_retrained_on_gaussians_of_its_inputs():
         fast.append((weights(model), torch.get_rng_state()))
 
     after = Watch(after_training_exp=lambda strategy: aligned.append(weights(model)))
-    first = Watch(
-        before_training_exp=lambda strategy: starts.append(weights(model)),
-        after_training_exp=before,
-    )
+    start = {"before_training_exp": lambda strategy: starts.append(weights(model))}
+    first = Watch(after_training_exp=before, **start)
     make_naive(model, sgd(model), first, plugin, after).train(toy_benchmark().train_stream)
     assert same(starts[1], fast[0][0])  # the retrained layer is for predictions only
     assert same(starts[2], fast[1][0])

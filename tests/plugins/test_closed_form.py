@@ -14,9 +14,8 @@ def test_the_first_domain_adapts_the_network_and_later_ones_leave_it():
     """In the adapted features it is a ridge regression on all domains at once."""
     adapted = TunedViT(toy_vit(), "adapter", bottleneck=4, cosine=True)
     features = FeatureExtractor(adapted)
-    model = ClosedFormModel(
-        features, RidgeClassifier(16, 3, ridges=[1.0]), adapted.tuned_parameters()
-    )
+    head = RidgeClassifier(16, 3, ridges=[1.0])
+    model = ClosedFormModel(features, head, adapted.tuned_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
     trained, states = [], []
     benchmark = toy_image_benchmark(3)
@@ -32,9 +31,8 @@ def test_the_first_domain_adapts_the_network_and_later_ones_leave_it():
     assert all(torch.equal(states[0][n], states[2][n]) for n in before)
     x, y = (torch.cat(part) for part in zip(*map(columns, benchmark.train_stream), strict=True))
     h = features(x).double()
-    wanted = torch.linalg.solve(
-        h.T @ h + torch.eye(16), h.T @ torch.nn.functional.one_hot(y, 3).double()
-    )
+    targets = torch.nn.functional.one_hot(y, 3).double()
+    wanted = torch.linalg.solve(h.T @ h + torch.eye(16), h.T @ targets)
     torch.testing.assert_close(model.head.weight.double(), wanted, rtol=1e-3, atol=1e-4)
     assert not model.features.network.training
 

@@ -17,16 +17,8 @@ from avalanche.training.plugins import (
     ReplayPlugin,
 )
 from torch.utils.data import TensorDataset
-from toys import (
-    STRATEGIES,
-    adamw,
-    make_naive,
-    make_strategy,
-    same,
-    toy_benchmark,
-    toy_model,
-    weights,
-)
+from toy_optimizers import same, weights
+from toys import STRATEGIES, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
 each = pytest.mark.parametrize("kind", STRATEGIES)
 

@@ -96,9 +96,8 @@ def test_er_ace_adds_the_losses_and_draws_as_many_examples_as_there_are_new_ones
 def test_er_ace_replays_all_examples_where_a_batch_would_have_more():
     """Of 20 examples the memory keeps 20 // 4 of each class, fewer than a batch of 32."""
     sizes = []
-    strategy = make_naive(
-        toy_model(), sgd(toy_model()), cls=ERACEStrategy, mem_size=20, train_mb_size=32
-    )
+    options = {"mem_size": 20, "train_mb_size": 32}
+    strategy = make_naive(toy_model(), sgd(toy_model()), cls=ERACEStrategy, **options)
     own = strategy.ace_criterion
     strategy.ace_criterion = lambda *given: sizes.append(len(given[3])) or own(*given)
     strategy.train(toy_benchmark(2).train_stream)

@@ -11,9 +11,7 @@ from toys import make_naive, sgd, toy_benchmark, toy_model
 from covon_avalanche import plugins
 from covon_avalanche.strategies import ERACEStrategy
 
-pytestmark = pytest.mark.skipif(
-    not dist.is_available(), reason="this torch has no torch.distributed"
-)
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 

@@ -2,21 +2,12 @@
 
 import pytest
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.models import MultiTaskModule
 from toy_optimizers import make_covon, make_vcl, same, weights
 from toy_vits import toy_vit
-from toys import (
-    Head,
-    Watch,
-    adamw,
-    make_naive,
-    make_strategy,
-    parts_of,
-    sgd,
-    toy_benchmark,
-    toy_model,
-)
+from toys import Head, Watch, adamw, make_naive, make_strategy, sgd, toy_benchmark, toy_model
 
 from covon_avalanche import plugins
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
@@ -103,6 +94,13 @@ WHOLE_TASKS = {
 }
 """Plugins that end each experience like a whole task, with a model and an optimizer for them."""
 OTHERS = ["AvalancheSIPlugin", "DERPlugin", "SchedulePlugin"]
+ON_ROWS = [name for name in WHOLE_TASKS if name != "prompts"]
+
+
+def strategy_of(name, *plugins, model=None):
+    plugin, own_model, optimizer = WHOLE_TASKS[name]
+    model = model or own_model()
+    return make_naive(model, optimizer(model), plugin(), *plugins)
 
 
 def test_no_plugin_is_left_out():
@@ -119,11 +117,8 @@ def online_experience(boundaries):
 @pytest.mark.parametrize("boundaries", [True, False])
 @pytest.mark.parametrize("name", WHOLE_TASKS)
 def test_parts_of_a_task_are_refused(name, boundaries):
-    plugin, model, optimizer = WHOLE_TASKS[name]
-    model = model()
-    strategy = make_naive(model, optimizer(model), plugin())
     with pytest.raises(ValueError, match="online stream are parts of tasks"):
-        strategy.train(online_experience(boundaries))
+        strategy_of(name).train(online_experience(boundaries))
 
 
 def test_parts_of_a_task_are_trained_with_consolidate_every():
@@ -218,10 +213,8 @@ ANCHORS = {"ewc": 0, "mas": 0, "si": 2, "rwalk": 6}
     ],
 )
 def test_what_is_kept_is_counted(name, kept):
-    plugin, model, optimizer = WHOLE_TASKS[name]
     for tasks in (3, 5) if name in ANCHORS else (3,):
-        footprint, trained = MemoryFootprint(), model()
-        strategy = make_naive(trained, optimizer(trained), plugin(), footprint)
+        strategy = strategy_of(name, footprint := MemoryFootprint())
         for experience in toy_benchmark(tasks).train_stream:
             strategy.train(experience)
         parameters = 90 + 3 * 40 + 1 if name == "duct" else 134
@@ -229,25 +222,22 @@ def test_what_is_kept_is_counted(name, kept):
 
 
 @pytest.mark.parametrize("rows", [[0, 4, 8], [0, 4, 8, 3]])
-@pytest.mark.parametrize("name", [name for name in WHOLE_TASKS if name != "prompts"])
+@pytest.mark.parametrize("name", ON_ROWS)
 def test_domains_of_one_class_or_one_image_of_a_class(name, rows):
-    plugin, model, optimizer = WHOLE_TASKS[name]
-    model = model()
-    strategy = make_naive(model, optimizer(model), plugin())
-    for experience in parts_of(toy_benchmark(2), rows).train_stream:
+    strategy = strategy_of(name)
+    parts = [experience.dataset.subset(rows) for experience in toy_benchmark(2).train_stream]
+    for experience in benchmark_from_datasets(train=parts).train_stream:
         strategy.train(experience)
-    assert all(p.isfinite().all() for p in model.parameters())
+    assert all(p.isfinite().all() for p in strategy.model.parameters())
 
 
-@pytest.mark.parametrize("name", [name for name in WHOLE_TASKS if name != "prompts"])
+@pytest.mark.parametrize("name", ON_ROWS)
 def test_a_domain_with_fewer_images_than_a_batch_may_be_left_out(name):
-    plugin, model, optimizer = WHOLE_TASKS[name]
-    model = model()
-    strategy = make_naive(model, optimizer(model), plugin())
+    strategy = strategy_of(name)
     for experience, size in zip(toy_benchmark(2).train_stream, (64, 16), strict=True):
         strategy.train_mb_size = size
         strategy.train(experience, drop_last=True)
-    assert all(p.isfinite().all() for p in model.parameters())
+    assert all(p.isfinite().all() for p in strategy.model.parameters())
 
 
 anchored = pytest.mark.parametrize("name", ["ada-reg", "ewc", "ewc-star", "mas", "rwalk", "si"])
@@ -255,21 +245,20 @@ anchored = pytest.mark.parametrize("name", ["ada-reg", "ewc", "ewc-star", "mas",
 
 @anchored
 def test_frozen_parameters_stay_as_they_are(name):
-    plugin, _, optimizer = WHOLE_TASKS[name]
     model = toy_model()
     model[0].requires_grad_(False)
     before = weights(model)
-    make_naive(model, optimizer(model), plugin()).train(toy_benchmark(3).train_stream)
+    strategy_of(name, model=model).train(toy_benchmark(3).train_stream)
     assert torch.equal(model[0].weight, before["0.weight"])
     assert not torch.equal(model[2].weight, before["2.weight"])
 
 
 @anchored
 def test_new_weights_of_a_growing_model_have_the_first_precision(name):
-    plugin, _, optimizer = WHOLE_TASKS[name]
-    plugin, model, seen = plugin(), Head(), []
+    seen = []
     watch = Watch(before_forward=lambda s: seen.append(plugin.anchor.precision[HEAD]))
-    strategy = make_naive(model, optimizer(model), plugin, watch)
+    strategy = strategy_of(name, watch, model=Head())
+    plugin = strategy.plugins[0]
     for experience in toy_benchmark(2, classes_per_experience=2).train_stream:
         old = plugin.anchor.precision.get(HEAD)
         seen.clear()
@@ -283,11 +272,8 @@ def test_new_weights_of_a_growing_model_have_the_first_precision(name):
 
 @anchored
 def test_importances_that_are_not_finite_are_named(name):
-    plugin, _, optimizer = WHOLE_TASKS[name]
-    model = toy_model()
-    with torch.no_grad():
-        model[2].bias.fill_(torch.nan)
-    strategy = make_naive(model, optimizer(model), plugin())
+    strategy = strategy_of(name)
+    strategy.model[2].bias.data.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match=r"importance of '0.weight' is not finite"):
         strategy.train(toy_benchmark(1).train_stream)
 

@@ -6,19 +6,17 @@ from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
 from toy_merging import RULES
+from toy_optimizers import make_covon, same, weights
 from toys import (
     Head,
     Watch,
     adamw,
     columns,
-    make_covon,
     make_naive,
     make_strategy,
-    same,
     sgd,
     toy_benchmark,
     toy_model,
-    weights,
 )
 
 from covon_avalanche import MergePlugin
@@ -27,8 +25,7 @@ from covon_avalanche.plugins import SLCAPlugin
 
 
 def make(kind, rule, model):
-    """A strategy that merges; each task's weights at its start, before and after the merge; and the
-    state of torch's generator before the merge."""
+    """A strategy that merges; each task's weights by time; torch's generator before each merge."""
     found, states = [], []
 
     def note_start(strategy):
@@ -132,9 +129,8 @@ class Sampling(SupervisedPlugin):
 
 def test_with_covon_it_consolidates_or_leaves_that_to_covons_plugin(model):
     optimizer = make_covon(model.named_parameters())
-    make_naive(model, optimizer, Sampling(), MergePlugin(RegMean())).train(
-        toy_benchmark(2).train_stream
-    )
+    strategy = make_naive(model, optimizer, Sampling(), MergePlugin(RegMean()))
+    strategy.train(toy_benchmark(2).train_stream)
     assert all("hess" not in state for state in optimizer.state.values())
     assert same(weights(model), dict(optimizer.prior(model.named_parameters()).mean))
     for kind, name in (("covon", "CoVONPlugin"), ("vcl", "VCLPlugin")):

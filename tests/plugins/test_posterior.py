@@ -7,19 +7,16 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.supervised import ER_ACE
 from torch import nn
 from torch.utils.data import TensorDataset
+from toy_optimizers import make_covon, same, train_step, weights
 from toys import (
     MAKE,
     Watch,
     columns,
-    make_covon,
     make_naive,
     make_strategy,
     plain_loop,
-    same,
     toy_benchmark,
     toy_model,
-    train_step,
-    weights,
 )
 
 from covon_avalanche import CoVONPlugin, CoVONStrategy
@@ -52,9 +49,8 @@ def test_several_samples_in_a_strategy_with_its_own_loop_are_refused():
 
     def er_ace(mc_samples):
         optimizer = make_covon(model.parameters(), mc_samples=mc_samples)
-        return make_naive(
-            model, optimizer, CoVONPlugin(), cls=ER_ACE, mem_size=20, batch_size_mem=8
-        )
+        options = {"mem_size": 20, "batch_size_mem": 8}
+        return make_naive(model, optimizer, CoVONPlugin(), cls=ER_ACE, **options)
 
     with pytest.raises(ValueError, match=r"mc_samples=2 repeats .* but ER_ACE has its own"):
         er_ace(2).train(experience)

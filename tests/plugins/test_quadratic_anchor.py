@@ -18,10 +18,7 @@ def batches(experience):
 
 
 def algorithm(strength, weight_decay, importance, *, restart_adam):
-    """Algorithms 2 and 3 by hand: Adam with a decoupled pull, in float64.
-
-    ``importance(model, experience, h)`` is the task's curvature.
-    """
+    """Algorithms 2 and 3 by hand: Adam with a decoupled pull, and a task's ``importance``."""
     model, ess = toy_model().double(), 48.0
     theta = dict(model.named_parameters())
 
@@ -94,12 +91,3 @@ def test_ada_reg_takes_the_whole_adam_family(family, model):
     strategy.train(toy_benchmark(2).train_stream)
     precision = strategy.plugins[0].anchor.precision
     assert all((s >= 0).all() and s.sum() > 0 for s in precision.values())
-
-
-@pytest.mark.parametrize("kind", ["ada-reg", "ewc-star"])
-def test_a_model_with_an_empty_parameter(kind):
-    model = toy_model()
-    model.empty = nn.Parameter(torch.empty(0, 3))
-    strategy = make_strategy(kind, model)
-    strategy.train(toy_benchmark(2).train_stream)
-    assert strategy.plugins[0].anchor.precision["empty"].shape == (0, 3)

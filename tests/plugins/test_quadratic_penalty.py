@@ -4,17 +4,8 @@ import pytest
 import torch
 from avalanche.training.plugins import SynapticIntelligencePlugin
 from torch import nn
-from toys import (
-    ToDouble,
-    Watch,
-    columns,
-    make_naive,
-    same,
-    sgd,
-    toy_benchmark,
-    toy_model,
-    weights,
-)
+from toy_optimizers import same, weights
+from toys import ToDouble, Watch, columns, make_naive, sgd, toy_benchmark, toy_model
 
 from covon_avalanche.plugins import AvalancheSIPlugin, EWCPlugin, MASPlugin, RWalkPlugin, SIPlugin
 
@@ -171,9 +162,8 @@ class RWalkByHand(Anchored):
         old = self.scores or self.new
         self.scores = [(s + n) / 2 for s, n in zip(old, self.new, strict=True)]
         most = [max(v.max() for v in values) for values in (self.fisher, self.scores)]
-        self.importance = [
-            f / most[0] + s / most[1] for f, s in zip(self.fisher, self.scores, strict=True)
-        ]
+        terms = zip(self.fisher, self.scores, strict=True)
+        self.importance = [f / most[0] + s / most[1] for f, s in terms]
         super().end(model, x, y)
 
 

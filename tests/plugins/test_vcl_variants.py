@@ -4,17 +4,8 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset
 from torch.utils.data import TensorDataset
-from toys import (
-    Watch,
-    columns,
-    make_naive,
-    make_vcl,
-    same,
-    toy_benchmark,
-    toy_model,
-    train_vcl,
-    weights,
-)
+from toy_optimizers import make_vcl, same, weights
+from toys import Watch, columns, make_naive, toy_benchmark, toy_model, train_vcl
 
 from covon_avalanche import EVCLPlugin, TDVCLPlugin, VCLPlugin
 from covon_avalanche.posterior.fisher import squared_example_gradients
@@ -60,8 +51,7 @@ def test_a_frozen_layer_leaves_the_history_of_the_others():
 
 
 def test_the_replayed_loss_has_the_weights_of_the_targets(model):
-    """With all stored examples in each step, the loss is known. The stored ones of a task stand
-    for all that it had."""
+    """With all stored examples in each step the loss is known; they stand for the whole task."""
     sizes, checked, states = (96, 48, 64, 24), [], []
     stream = toy_benchmark(4, 96).train_stream
     datasets = [e.dataset.subset(range(n)) for e, n in zip(stream, sizes, strict=True)]
