@@ -55,13 +55,14 @@ def train_task(optimizer, model, batch, steps: int = 3) -> None:
     optimizer.consolidate()
 
 
-def accumulate(optimizer, model, batches, size: int = 1, clip: float = float("inf")) -> None:
+def accumulate(optimizer, model, batches, size=1, clip=float("inf"), loss=nll) -> None:
     """Steps of ``size`` mini-batches each, with clipped gradients, in a loop of one's own."""
     for i in range(0, len(batches), size):
+        some = batches[i : i + size]
         with optimizer.sampled_params():
             optimizer.zero_grad()
-            for batch in batches[i : i + size]:
-                (nll(model, batch)() / size).backward()
+            for batch in some:
+                (loss(model, batch)() / len(some)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
 
@@ -84,11 +85,7 @@ MIXED = ["tensors", *["numbers"] * 3, *["centre"] * 2, *["tensors"] * 2]
 def in_a_task(
     implementation, *dtypes, prior="tensors", sizes=SIZES, device="cpu", **options
 ) -> CoVON:
-    """A CoVON with a parameter a size, in turn of these dtypes, and random state.
-
-    :param prior: ``"tensors"``, ``"numbers"``, ``"centre"`` (a tensor for the mean only) or
-        ``"mixed"``: neighbours that differ in any one of kind, number and settings.
-    """
+    """A CoVON with a parameter a size, in turn of these dtypes, and random state; see ``MIXED``."""
     generator = torch.Generator().manual_seed(0)
     groups = []
     for i, n in enumerate(sizes):
@@ -169,8 +166,7 @@ def noise_by(fill):
 
 
 class Antithetic:
-    """Draws +e and -e with e = +-1 for ``mc_samples=2``, so that averages over the pair are
-    exact expectations for quadratic losses. To be mixed into an optimizer class."""
+    """Draws +e and -e for ``mc_samples=2``, so that averages for quadratic losses are exact."""
 
     def _draw(self, *arguments):
         negated = self._record.count % 2 == 1
@@ -229,8 +225,7 @@ def regression_step(optimizer, model, x, y, noise):
 
 
 def train(net, optimizer, steps, first=0) -> None:
-    """Steps with given gradients, which bfloat16 can hold: the forward pass has no part in the
-    result."""
+    """Steps with given gradients, which bfloat16 can hold."""
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
         with optimizer.sampled_params():

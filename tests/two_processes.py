@@ -140,10 +140,8 @@ def continue_alone(folder, steps, made=made):
     model, optimizer = made(None)
     metadata = checkpoint.FileSystemReader(f"{folder}/after-{steps}").read_metadata()
     optimizer.allocate_state(metadata.state_dict_metadata)
-    state = {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
-    }
+    optimizer_state = get_optimizer_state_dict(model, optimizer)
+    state = {"model": get_model_state_dict(model), "optimizer": optimizer_state}
     checkpoint.load(state, checkpoint_id=f"{folder}/after-{steps}")
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
@@ -167,8 +165,7 @@ def check_given_prior(mesh):
 
 
 def check_uneven(kind, rank, mesh):
-    """A layer of which a process has no row; a posterior and a gradient that are bad in one process
-    only."""
+    """A process without a row of a layer; what is bad in one process only."""
     model, x = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)), torch.ones(4, 5)
     fully_shard(model, mesh=mesh)
     optimizer = OPTIMIZERS[kind](model.named_parameters(), torch.Generator().manual_seed(5))

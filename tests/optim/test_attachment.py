@@ -39,38 +39,45 @@ def micro_batches(batch):
     return list(zip(batch[0].split(8), batch[1].split(8), strict=True))
 
 
-def by_block(make, micro_batches, clip=float("inf")):
+def two_tasks(optimizer, backward, between=lambda: None, clip=float("inf"), closure=None):
+    """Steps with the gradients of ``backward``."""
+    for step in range(2 * STEPS):
+        backward()
+        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], clip)
+        optimizer.step(closure)
+        optimizer.zero_grad()
+        between()
+        if step == STEPS - 1:
+            optimizer.consolidate()
+
+
+def by_block(make, micro_batches, **options):
     """Two tasks with the block; model and optimizer."""
     model = Net()
     optimizer = make(model.named_parameters(), seed=3)
-    for step in range(2 * STEPS):
+
+    def backward():
         with optimizer.sampled_params():
-            for x, y in micro_batches:
-                nll(model, (x, y))().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == STEPS - 1:
-            optimizer.consolidate()
+            for batch in micro_batches:
+                nll(model, batch)().backward()
+
+    two_tasks(optimizer, backward, **options)
     return model, optimizer
 
 
-def attached(make, micro_batches, between=lambda model: None, wrap=lambda model: model, clip=None):
+def attached(make, micro_batches, between=lambda model: None, wrap=lambda model: model, **options):
     """The same by :meth:`attach`; ``between`` runs after each backward pass and each step."""
     model = Net()
     optimizer = make(model.named_parameters(), seed=3)
     outer = wrap(model)
     optimizer.attach(outer)
-    for step in range(2 * STEPS):
-        for x, y in micro_batches:
-            nll(outer, (x, y))().backward()
+
+    def backward():
+        for batch in micro_batches:
+            nll(outer, batch)().backward()
             between(model)
-        nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad()
-        between(model)
-        if step == STEPS - 1:
-            optimizer.consolidate()
+
+    two_tasks(optimizer, backward, lambda: between(model), **options)
     return model, optimizer
 
 
@@ -124,7 +131,8 @@ def test_predictions_between_forward_and_backward_pass_leave_the_gradient(
     model = Net().share_memory() if shared else Net()
     optimizer = make_each(model.named_parameters(), seed=3)
     optimizer.attach(model)
-    for step in range(2 * STEPS):
+
+    def backward():
         mean = weights(model)["layers.0.weight"]
         for micro_batch in micro_batches:
             loss = nll(model, micro_batch)()
@@ -132,10 +140,8 @@ def test_predictions_between_forward_and_backward_pass_leave_the_gradient(
                 model(batch[0])
             assert torch.equal(model.seen.pop(), mean)
             loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == STEPS - 1:
-            optimizer.consolidate()
+
+    two_tasks(optimizer, backward)
     assert_same(block, (model, optimizer))
     loss = nll(model, micro_batches[0])()
     model.eval()(batch[0])  # has a graph, to which the mean would belong
@@ -174,6 +180,8 @@ def test_a_state_dict_holds_the_means_of_two_attached_optimizers(micro_batches):
     assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert same(during, before)
     assert same(after, before)
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 def test_an_exception_in_the_forward_pass_drops_the_sample(make_each, micro_batches):
@@ -263,12 +271,8 @@ def test_a_model_attached_before_it_is_compiled(micro_batches):
 def test_step_with_a_closure_uses_the_sample_in_place(make_each, micro_batches):
     block = by_block(make_each, micro_batches)
     model, optimizer = fresh(make_each, seed=3)
-    for step in range(2 * STEPS):
-        nll(model, micro_batches[0])().backward()
-        optimizer.step(lambda: nll(model, micro_batches[1])().backward())
-        optimizer.zero_grad()
-        if step == STEPS - 1:
-            optimizer.consolidate()
+    first, second = (lambda batch=batch: nll(model, batch)().backward() for batch in micro_batches)
+    two_tasks(optimizer, first, closure=second)
     assert_same(block, (model, optimizer))
 
 
@@ -325,31 +329,15 @@ def test_a_load_while_the_mean_is_evaluated_drops_the_sample(micro_batches):
 
 def test_a_new_optimizer_takes_the_place_of_an_attached_one(micro_batches):
     """A notebook's cell that is run again, here after an interrupt within a step."""
-    block = by_block(make_covon, micro_batches)
-    model = Net()
-    make_covon(model.named_parameters(), seed=9).attach(model)
-    model(micro_batches[0][0])
-    optimizer = make_covon(model.named_parameters(), seed=3)
-    optimizer.attach(model)
+
+    def within_a_step(model):
+        make_covon(model.named_parameters(), seed=9).attach(model)
+        model(micro_batches[0][0])
+        return model
+
+    model, optimizer = attached(make_covon, micro_batches, wrap=within_a_step)
     assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
-    for step in range(2 * STEPS):
-        for x, y in micro_batches:
-            nll(model, (x, y))().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == STEPS - 1:
-            optimizer.consolidate()
-    assert_same(block, (model, optimizer))
-
-
-def test_optimizers_of_different_parameters_are_attached_side_by_side(micro_batches):
-    model = Net()
-    parts = [make_covon(model.layers[i].named_parameters()) for i in (0, 2)]
-    for optimizer in parts:
-        optimizer.attach(model)
-    nll(model, micro_batches[0])().backward()
-    for optimizer in parts:
-        optimizer.step()
+    assert_same(by_block(make_covon, micro_batches), (model, optimizer))
 
 
 def test_copies_are_not_attached_and_not_made_within_a_step(micro_batches):

@@ -28,8 +28,7 @@ class AntitheticVCL(Antithetic, BayesByBackprop):
 
 @pytest.mark.parametrize(("inner", "strength"), [("sgd", 0.0), ("adam", 0.0), ("sgd", 3.0)])
 def test_steps_follow_autograd_and_torchs_own_optimizers_over_three_tasks(inner, strength):
-    """E_q[loss] by one reparametrised sample, plus KL / ess from torch.distributions, plus EVCL's
-    Eq. 6, whose importances add up."""
+    """One reparametrised sample plus KL / ess plus EVCL's Eq. 6, whose importances add up."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3, bias=False).double()
     options = dict(std_init=0.2, weight_decay=0.1, inner=inner, importance_strength=strength)

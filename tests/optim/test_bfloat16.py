@@ -1,5 +1,4 @@
-"""CoVON with weights or a prior in bfloat16: the mean is float32, and the weights are its rounded
-values or a sample's; the same arithmetic on a rounded prior, and no drift."""
+"""CoVON with weights or a prior in bfloat16: the same arithmetic on float32 means, no drift."""
 
 import copy
 
@@ -220,8 +219,7 @@ def test_a_task_and_a_merge_agree_with_float32(settings, implementation):
 
 @pytest.mark.parametrize("rounding", ["at random", "nearest"])
 def test_many_small_merges_do_not_drift(rounding, monkeypatch):
-    """Each of 20 tasks moves the merged mean by less than half of the distance of neighbours, which
-    rounding to the nearest would undo."""
+    """Each of 20 tasks moves the mean by less than half of the distance of neighbours."""
     if rounding == "nearest":
         monkeypatch.setattr(covon, "copy_rounded_", lambda out, values, *_: out.copy_(values))
     start, ends, far = torch.linspace(1.0, 1.9, 20_000), [], 20

@@ -1,5 +1,4 @@
-"""The CPU kernel: threads, memory beyond the end of a tensor, and the bits and statistics of its
-noise, whose limits are five standard errors under exact normality and independence."""
+"""The CPU kernel: threads, memory beyond a tensor's end, bits and statistics of its noise."""
 
 import os
 import signal

@@ -21,8 +21,7 @@ def interrupt():
 
 @pytest.fixture(autouse=True)
 def handle():
-    """Sets a handler, at first Python's own, which a process in the background lacks; puts back the
-    former one after the test."""
+    """Sets a handler, at first Python's own; puts back the former one after the test."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda handler: signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGINT, before)

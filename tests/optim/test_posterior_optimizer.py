@@ -100,8 +100,7 @@ class TestSampling:
         assert torch.equal(torch.get_rng_state(), state)
 
     def test_without_a_generator_the_global_seed_decides(self, make, linear, batch):
-        """Once: what else draws from the global generator later does not matter. Predictions
-        have draws of their own."""
+        """Once: later draws from the global generator do not matter; predictions have their own."""
         draws = []
         for others in (0, 5):
             torch.manual_seed(11)
@@ -219,8 +218,7 @@ class TestWhichParameters:
         assert set(optimizer.posterior().mean) == {"weight"}
 
     def test_without_a_gradient_nothing_moves_and_no_posterior_is_made(self, make_each, batch):
-        """As the heads of other tasks; empty parameters, too. The others do not notice: the noise
-        depends on a parameter's number, so these come last."""
+        """As the heads of other tasks, which come last: noise depends on a parameter's number."""
         runs = []
         for others in (0, 1):
             torch.manual_seed(0)

@@ -1,5 +1,4 @@
-"""Posterior samples: noise as a function of seed, draw and number; memory layouts; what samples
-leave behind for a step."""
+"""Posterior samples: their noise, memory layouts, and what they leave behind for a step."""
 
 import copy
 import sys

@@ -1,6 +1,4 @@
-"""Two processes, with replicated parameters (DistributedDataParallel) or sharded ones
-(``fully_shard``), do what one does on the whole batch; checkpoints of
-``torch.distributed.checkpoint``; the noise of a part of a parameter."""
+"""Two processes do what one does on the whole batch; checkpoints of torch.distributed."""
 
 import itertools
 
@@ -26,8 +24,7 @@ from covon_avalanche.posterior import DiagGaussian
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 def test_two_processes_equal_one(tmp_path):
-    """The Hessian is the one of the whole batch, not that divided by the number of ranks. A
-    checkpoint of sharded parameters continues exactly, and in one process up to rounding."""
+    """Replicated or sharded; a sharded checkpoint continues exactly, alone up to rounding."""
     in_two_processes(work, str(tmp_path))
     for kind in OPTIMIZERS:
         alone = train(kind)
