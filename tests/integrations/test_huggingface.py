@@ -287,22 +287,17 @@ def test_options_for_language_models_equal_a_plain_loop(options, tmp_path):
         max_grad_norm=1.0, disable_tqdm=True, save_strategy="no", lr_scheduler_type="constant",
         **options,
     )  # fmt: skip
-    run = Recording(
-        model, arguments, pad, rows, optimizers=(optimizer, None), callbacks=[PosteriorCallback()]
-    )
+    own_step = {"optimizers": (optimizer, None), "callbacks": [PosteriorCallback()]}
+    run = Recording(model, arguments, pad, rows, **own_step)
     run.train()
     assert len(run.batches) == 12
-    smoothing = options.get("label_smoothing_factor", 0.0)
-    for batch in run.batches:
-        with own.sampled_params():
-            own.zero_grad()
-            logits = plain(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(),
-                label_smoothing=smoothing,
-            ).backward()  # fmt: skip
-        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-        own.step()
+    smoothed = nn.CrossEntropyLoss(label_smoothing=options.get("label_smoothing_factor", 0.0))
+
+    def loss(model, batch):
+        logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return lambda: smoothed(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+    accumulate(own, plain, run.batches, clip=1.0, loss=loss)
     own.consolidate()
     assert relative_distance(model, plain, gpt2()) < 1e-3
     spread = [max(found) - min(found) for found in lengths(run.batches)]

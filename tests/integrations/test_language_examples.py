@@ -22,9 +22,7 @@ from covon_avalanche import DiagGaussian  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples/language"
 pytestmark = pytest.mark.filterwarnings("ignore")
-two_processes = pytest.mark.skipif(
-    not dist.is_available(), reason="this torch has no torch.distributed"
-)
+two_processes = pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
 
 
 @pytest.fixture(autouse=True)

@@ -115,9 +115,8 @@ def test_checkpoints_within_a_step_hold_the_mean_and_change_nothing(linear):
     fit(saving, PosteriorCallback(), epochs=1, size=2)
     fit(plain, PosteriorCallback(), epochs=1, size=2)
     assert torch.equal(saved[0], linear.weight)
-    assert not any(
-        torch.equal(mean, sample) for mean, sample in zip(saved, saving.seen, strict=True)
-    )
+    pairs = zip(saved, saving.seen, strict=True)
+    assert not any(torch.equal(mean, sample) for mean, sample in pairs)
     assert same(weights(saving.net), weights(plain.net))
     assert torch.equal(saving.state_dict()["net.weight"], saving.net.weight)  # no hook is left
 
@@ -232,13 +231,3 @@ def test_batch_norm_is_warned_of_after_the_merge(linear):
 
     with pytest.warns(UserWarning, match="call covon_avalanche.merging.update_batch_norm"):
         fit(Normed(torch.nn.Sequential(torch.nn.BatchNorm1d(4), linear)), PosteriorCallback())
-
-
-@pytest.mark.parametrize("callbacks", [[], [PosteriorCallback()]])
-def test_bfloat16_is_autocast_with_float32_weights(callbacks, linear):
-    module, dtypes = Module(linear), set()
-    module.net.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
-    fit(module, *callbacks, epochs=1, precision="bf16-mixed")
-    assert dtypes == {torch.bfloat16}
-    assert module.net.weight.dtype == torch.float32
-    assert not same(weights(module.net), weights(linear))

@@ -1,5 +1,4 @@
-"""The diffs of docs/how-to/put-covon-into.md, applied to scripts of the same form, train as a plain
-loop with sampled_params() does, bit by bit."""
+"""Scripts with the diffs of docs/how-to/put-covon-into.md train as a plain loop, bit by bit."""
 
 import re
 import runpy
@@ -10,7 +9,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from toy_optimizers import same, weights
+from toy_optimizers import accumulate, same, weights
 from toys import make_naive
 
 from covon_avalanche import CoVON, CoVONStrategy, presets
@@ -116,16 +115,8 @@ def test_timm(amp, patched, tmp_path):
         resume = ["--resume", tmp_path / "recovery-2-0.pth.tar"] if task else []
         patched("timm_train.py", *settings, "--images", task, *resume)
         saved = torch.load(tmp_path / "recovery-2-0.pth.tar")
-        loader = own["make_loader"](task)
         for _ in range(2):
-            for i in range(0, len(loader), 2):
-                with optimizer.sampled_params():
-                    optimizer.zero_grad()
-                    for images, labels in loader[i : i + 2]:
-                        loss = nn.functional.cross_entropy(model(images), labels)
-                        (loss / len(loader[i : i + 2])).backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
+            accumulate(optimizer, model, own["make_loader"](task), 2, clip=1.0)
         optimizer.consolidate()
         assert same(dict(saved["state_dict"]), dict(model.state_dict()))
         state = optimizer.state_dict()["state"]
@@ -154,14 +145,13 @@ def test_lightning_cli(patched, tmp_path):
     optimizer.param_groups[0]["batch_size"] = 2 * size
     (trained,) = first.trainer.optimizers
     optimizer.param_groups[0]["noise_seed"] = trained.param_groups[0]["noise_seed"]
+
+    def loss(model, batch):
+        return lambda: model.training_step(batch, 0)
+
     for seed, cli in enumerate((first, second)):
         batches = list(own["Data"](seed).train_dataloader()) * 2
-        for i in range(0, len(batches), 2):
-            with optimizer.sampled_params():
-                optimizer.zero_grad()
-                for batch in batches[i : i + 2]:
-                    (model.training_step(batch, 0) / 2).backward()
-            optimizer.step()
+        accumulate(optimizer, model, batches, 2, loss=loss)
         optimizer.consolidate()
         if cli is second:
             assert same(weights(cli.model), weights(model))

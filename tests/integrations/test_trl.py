@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-from toy_optimizers import relative_distance, same, weights
+from toy_optimizers import accumulate, relative_distance, same, weights
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
@@ -65,13 +64,12 @@ def test_sft_equals_a_plain_loop(options, tmp_path):
     run, model, optimizer = train(tmp_path, lora, **settings)
     plain = make_model(lora, model.config.vocab_size)
     own = make_optimizer(plain)
-    for batch in run.batches:
-        with own.sampled_params():
-            own.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=options.get("bf16", False)):
-                plain(**batch, use_cache=False).loss.backward()
-        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-        own.step()
+
+    def loss(model, batch):
+        return lambda: model(**batch, use_cache=False).loss
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.get("bf16", False)):
+        accumulate(own, plain, run.batches, clip=1.0, loss=loss)
     own.consolidate()
     start = make_model(lora, model.config.vocab_size)
     assert relative_distance(model, plain, start) < (0.1 if options.get("bf16") else 0.01)
