@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from covon_avalanche.atomic_write import atomic_replace, write_atomically
+from covon_avalanche.posterior import DiagGaussian
 
 
 def test_permissions_are_kept_and_no_name_is_prepared_for(tmp_path, monkeypatch):
@@ -30,18 +31,24 @@ def test_files_of_other_writers_are_as_readable_as_any(tmp_path):
     assert len(modes) == 1
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+def gaussian(path, text):
+    DiagGaussian({text: torch.zeros(1)}, {text: torch.ones(1)}).save(path)
+
+
+@pytest.mark.parametrize("write", [write_atomically, gaussian])
+def test_a_failed_write_leaves_the_old_file(write, tmp_path, monkeypatch):
     path = tmp_path / "result.json"
-    write_atomically(path, "old")
+    write(path, "old")
+    before = path.read_bytes()
 
     def full(*_):
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="no space left"):
-        write_atomically(path, "new")
+        write(path, "new")
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
-    assert path.read_text() == "old"
+    assert path.read_bytes() == before
 
 
 def test_what_kills_have_left_is_removed_an_hour_later(tmp_path):

@@ -3,7 +3,6 @@
 import itertools
 import re
 import unicodedata
-import warnings
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -184,45 +183,27 @@ def test_names_in_two_unicode_normalisations_are_one(tmp_path):
             assert [len(benchmark.images[part][domain]) for part in ("train", "test")] == [8, 2]
 
 
-def test_names_that_differ_in_case_only_raise_a_warning(tmp_path):
-    pictures(tmp_path, "day/Dog", "night/dog", "Night/dog")
-    with pytest.warns(UserWarning, match="the classes 'Dog' and 'dog' differ in case only"):
-        DomainFolders(tmp_path)
-    with pytest.warns(UserWarning, match="the domains 'Night' and 'night' differ in case only"):
-        DomainFolders(tmp_path, domains=["Night", "night"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        DomainFolders(tmp_path, domains=["night"])
-
-
-def test_labels_that_differ_in_spaces_only_raise_a_warning(tmp_path):
-    pictures(tmp_path, "day/dog")
-    files = sorted((tmp_path / "day/dog").iterdir())
-    rows = [(files[0], "dog", "train"), (files[1], "dog ", "train"), (files[2], "dog", "test")]
-    lines = [f"day/dog/{file.name},day,{label},{split}\n" for file, label, split in rows]
-    (tmp_path / "t.csv").write_text("file,domain,label,split\n" + "".join(lines))
-    with pytest.warns(UserWarning, match="'dog' and 'dog ' differ in spaces, _, - or case only"):
-        DomainFolders(tmp_path / "t.csv")
-
-
-def test_class_folders_that_differ_in_an_underscore_only_raise_a_warning(tmp_path):
-    """As those of Office-Home and DomainNet from different sources."""
-    pictures(tmp_path, "day/alarm clock", "night/Alarm_Clock")
-    both = "'Alarm_Clock' and 'alarm clock' differ in spaces, _, - or case only"
-    with pytest.warns(UserWarning, match=both):
-        DomainFolders(tmp_path)
-
-
-def test_classes_that_only_test_images_have_raise_a_warning(tmp_path):
-    """As a class folder that is spelt otherwise in one of the splits."""
-    pictures(tmp_path, "train/day/dog", "test/day/dog", "test/day/dogs", "train/night/dog")
-    pictures(tmp_path, "test/night/dog")
-    with pytest.warns(UserWarning, match=r"classes \['dogs'\] have test images, but none for "):
-        DomainFolders(tmp_path)
-    pictures(tmp_path, "train/night/dogs")  # one domain is enough
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        DomainFolders(tmp_path)
+@pytest.mark.parametrize(
+    ("places", "warning"),
+    [
+        (["day/dog"], None),
+        (["day/Dog", "night/dog"], "the classes 'Dog' and 'dog' differ in case only"),
+        (["night/dog", "Night/dog"], "the domains 'Night' and 'night' differ in case only"),
+        (["day/dog", "day/dog "], "'dog' and 'dog ' differ in spaces, _, - or case only"),
+        (["day/a b", "night/A_B"], "'A_B' and 'a b' differ in spaces, _, - or case only"),
+        (["train/day/dog", "test/day/dog", "test/day/dogs"], "['dogs'] have test images, but "),
+        (  # one domain is enough
+            [f"{split}/day/dog" for split in ("train", "test")]
+            + [f"{split}/night/dogs" for split in ("train", "test")] + ["test/day/dogs"],
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_names_that_may_be_spelt_wrong_raise_a_warning(tmp_path, places, warning, recwarn):
+    DomainFolders(pictures(tmp_path, *places))
+    said = [str(w.message) for w in recwarn]
+    assert len(said) == (warning is not None)
+    assert (warning or "") in "".join(said)
 
 
 @pytest.mark.parametrize("classes", [None, ["cat", "dog"]])
@@ -232,9 +213,7 @@ def test_a_class_folder_with_files_that_are_no_images_is_refused(tmp_path, class
     (tmp_path / "day" / "cat" / "Thumbs.db").touch()  # not a file of the user
     assert DomainFolders(tmp_path, classes=classes).classes == classes or ["dog"]
     (tmp_path / "day" / "cat" / "0.GIF").touch()
-    with pytest.raises(
-        ValueError, match=r"day/cat has files, but no images: expected .*\.jpg, .*webp"
-    ):
+    with pytest.raises(ValueError, match=r"day/cat has files, but no images: .*\.jpg, .*webp"):
         DomainFolders(tmp_path, classes=classes)
 
 
