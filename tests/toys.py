@@ -45,16 +45,6 @@ def columns(experience) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])
 
 
-def plain_loop(optimizer, model, experiences, epochs: int = 2) -> None:
-    """The steps of a ``QUIET`` strategy with a posterior optimizer, without shuffling."""
-    for experience in experiences:
-        x, y = columns(experience)
-        for _ in range(epochs):
-            for batch in zip(x.split(16), y.split(16), strict=True):
-                train_step(optimizer, model, batch)
-        optimizer.consolidate()
-
-
 def toy_model() -> nn.Module:
     """Two layers, always the same weights."""
     torch.manual_seed(0)
@@ -81,6 +71,12 @@ def adamw(model: nn.Module, lr: float = 0.01) -> torch.optim.AdamW:
 
 def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def sgd_by_part(model: nn.Module, lr: float = 0.05) -> torch.optim.SGD:
+    """With groups of head and backbone."""
+    groups = [{"params": model.head.parameters()}, {"params": model.backbone.parameters()}]
+    return torch.optim.SGD(groups, lr, momentum=0.9, weight_decay=5e-4)
 
 
 #: By a short name: the plugin, its optimizer, and settings for the toy stream.

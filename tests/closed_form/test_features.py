@@ -28,9 +28,8 @@ def test_class_tokens_of_the_last_blocks_of_a_transformer(vit):
     )
     expected = torch.cat([prefix[:, 0] for _, prefix in tokens], 1)
     torch.testing.assert_close(FeatureExtractor(vit, 3)(x), expected)
-    torch.testing.assert_close(
-        FeatureExtractor(vit)(x), vit.forward_head(vit.forward_features(x), pre_logits=True)
-    )
+    pooled = vit.forward_head(vit.forward_features(x), pre_logits=True)
+    torch.testing.assert_close(FeatureExtractor(vit)(x), pooled)
 
 
 def test_maps_of_a_convolutional_network_are_pooled():

@@ -95,10 +95,8 @@ def test_an_image_and_its_mirror_image_are_held_out_together():
 @pytest.mark.parametrize("make", [RidgeClassifier, NearestClassMean])
 def test_an_interrupted_pass_leaves_nothing(make):
     features, labels = domain(0)
-    models = [
-        ClosedFormModel(FeatureExtractor(nn.Sequential(nn.Linear(8, 3))), make(8, 3))
-        for _ in range(2)
-    ]
+    network = FeatureExtractor(nn.Sequential(nn.Linear(8, 3)))
+    models = [ClosedFormModel(network, make(8, 3)) for _ in range(2)]
 
     def interrupted():
         yield features[:20], labels[:20]
@@ -112,22 +110,23 @@ def test_an_interrupted_pass_leaves_nothing(make):
     assert all(torch.equal(one[k], other[k]) for k in one if one[k] is not None)
 
 
+def score(select, alpha, learned, held_out):
+    """Of scikit-learn's ridge regression."""
+    (x, y), (held_x, held_y) = ((x.double().numpy(), y.numpy()) for x, y in (learned, held_out))
+    predicted = Ridge(alpha=alpha, fit_intercept=False).fit(x, np.eye(3)[y]).predict(held_x)
+    error = ((predicted - np.eye(3)[held_y]) ** 2).mean()
+    return -error if select == "mse" else (predicted.argmax(1) == held_y).mean()
+
+
 @pytest.mark.parametrize("select", ["mse", "accuracy"])
 def test_the_ridge_is_chosen_on_every_fifth_example_of_the_domain_alone(select):
     ridges = [1e-3, 1.0, 100.0, 1e4]
     domains = [domain(seed, examples=103) for seed in (0, 4)]
     chosen = []
-    for features, labels in domains:
-        held_out = np.arange(len(labels)) % 5 == 4
-        x, y = features.double().numpy(), labels.numpy()
-        scores = []
-        for alpha in ridges:
-            ridge = Ridge(alpha=alpha, fit_intercept=False)
-            ridge.fit(x[~held_out], np.eye(3)[y[~held_out]])
-            predicted = ridge.predict(x[held_out])
-            error = ((predicted - np.eye(3)[y[held_out]]) ** 2).mean()
-            hits = (predicted.argmax(1) == y[held_out]).mean()
-            scores.append(-error if select == "mse" else hits)
+    for x, y in domains:
+        held_out = torch.arange(len(y)) % 5 == 4
+        parts = (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
+        scores = [score(select, alpha, *parts) for alpha in ridges]
         chosen.append(max(a for a, s in zip(ridges, scores, strict=True) if s == max(scores)))
     heads = [learned(domains[:n], ridges=ridges[::-1], select=select) for n in (1, 2)]
     assert [head.ridge for head in heads] == chosen
@@ -139,19 +138,12 @@ def test_folds_fit_on_earlier_domains_too(select):
     """As in LayUP: every fourth example is predicted by the fit to all others of all domains."""
     ridges = [1e-3, 1.0, 30.0, 100.0, 300.0, 1e4]
     (x0, y0), (x1, y1) = (domain(seed, examples=103) for seed in (0, 4))
-    fold, scores = np.arange(103) % 4, []
-    for alpha in ridges:
-        own = []
-        for held_out in range(4):
-            fitted = fold != held_out
-            x = torch.cat([x0, x1[fitted]]).double().numpy()
-            y = torch.cat([y0, y1[fitted]]).numpy()
-            ridge = Ridge(alpha=alpha, fit_intercept=False).fit(x, np.eye(3)[y])
-            predicted = ridge.predict(x1[~fitted].double().numpy())
-            error = ((predicted - np.eye(3)[y1[~fitted].numpy()]) ** 2).mean()
-            hits = (predicted.argmax(1) == y1[~fitted].numpy()).mean()
-            own.append(-error if select == "mse" else hits)
-        scores.append(np.mean(own))
+    folds = [torch.arange(103) % 4 == held_out for held_out in range(4)]
+    parts = [
+        ((torch.cat([x0, x1[~out]]), torch.cat([y0, y1[~out]])), (x1[out], y1[out]))
+        for out in folds
+    ]
+    scores = [np.mean([score(select, alpha, *part) for part in parts]) for alpha in ridges]
     chosen = max(a for a, s in zip(ridges, scores, strict=True) if s >= max(scores) - 1e-12)
     head = learned([(x0, y0)], ridges=ridges, select=select, folds=4)
     head.begin_domain()
@@ -213,8 +205,7 @@ def test_a_domain_with_features_that_are_not_finite_is_not_added(example):
 
 
 def test_what_it_needs_later_is_in_its_state():
-    """A third domain, too small to choose a ridge, gives the same classifier after loading, and no
-    examples are kept."""
+    """A third domain, too small to choose a ridge, gives the same classifier after loading."""
     domains = [domain(0), domain(4), domain(1, examples=4)]
     head = learned(domains[:2], projection=12, seed=4)
     other = RidgeClassifier(8, 3, projection=12, seed=5)

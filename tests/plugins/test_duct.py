@@ -4,19 +4,14 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from torch import nn
-from toys import Watch, columns, make_naive, toy_benchmark, toy_model, weights
+from toys import Watch, columns, make_naive, sgd_by_part, toy_benchmark, toy_model, weights
 
 from covon_avalanche.merging import DUCT, update_batch_norm
 from covon_avalanche.plugins import DUCTPlugin
 
 
-def sgd(model):
-    groups = [{"params": model.head.parameters()}, {"params": model.backbone.parameters()}]
-    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=5e-4)
-
-
 def train(model, *plugins, n_experiences=3):
-    strategy = make_naive(model, sgd(model), *plugins, train_epochs=5)
+    strategy = make_naive(model, sgd_by_part(model, 0.1), *plugins, train_epochs=5)
     for experience in toy_benchmark(n_experiences).train_stream:
         strategy.train(experience)
     return strategy
@@ -53,7 +48,7 @@ def test_each_domain_starts_pretrained_and_the_result_is_task_arithmetic():
 @pytest.mark.parametrize("moment", ["backward", "retrain_classifier"])
 def test_an_interrupted_domain_does_not_count(moment, monkeypatch):
     model = DUCT(toy_model(), 4, 2)
-    strategy = make_naive(model, sgd(model), DUCTPlugin(), train_epochs=1)
+    strategy = make_naive(model, sgd_by_part(model), DUCTPlugin(), train_epochs=1)
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
@@ -91,7 +86,8 @@ def test_the_classifier_is_retrained_on_shuffled_images_of_the_training_transfor
     experience = toy_benchmark(1).train_stream[0]
     x, y = columns(experience)
     shifted = experience.dataset.replace_current_transform_group((lambda x: x + 100, None))
-    strategy = make_naive(model, sgd(model), DUCTPlugin(retrain_epochs=2), train_epochs=1)
+    plugin = DUCTPlugin(retrain_epochs=2)
+    strategy = make_naive(model, sgd_by_part(model), plugin, train_epochs=1)
     strategy.train(benchmark_from_datasets(train=[shifted]).train_stream)
     orders = []
     for epoch in epochs:

@@ -7,17 +7,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
 from toy_merging import RULES
 from toy_optimizers import make_covon, same, weights
-from toys import (
-    Head,
-    Watch,
-    adamw,
-    columns,
-    make_naive,
-    make_strategy,
-    sgd,
-    toy_benchmark,
-    toy_model,
-)
+from toys import Head, Watch, adamw, columns, make_naive, make_strategy, toy_benchmark, toy_model
 
 from covon_avalanche import MergePlugin
 from covon_avalanche.merging import EMA, SLCA, CoFiMA, MagMax, RegMean, Task
@@ -46,7 +36,7 @@ def make(kind, rule, model):
         return make_strategy("covon", model, merge=rule, plugins=[watch]), found, states
     plugins = MergePlugin(rule), watch
     if kind == "ewc":
-        return make_naive(model, sgd(model), *plugins, cls=EWC, ewc_lambda=0.1), found, states
+        return make_naive(model, adamw(model), *plugins, cls=EWC, ewc_lambda=0.1), found, states
     return make_naive(model, adamw(model), *plugins), found, states
 
 

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import Watch, columns, make_naive, same, toy_benchmark, toy_model, weights
+from toy_optimizers import same, weights
+from toys import Watch, columns, make_naive, sgd_by_part, toy_benchmark, toy_model
 
 from covon_avalanche.merging import EMA, SLCA, CoFiMA
 from covon_avalanche.merging.alignment import align_layers, fit_gaussians
@@ -15,11 +16,6 @@ from covon_avalanche.plugins import ClassifierAlignmentPlugin, SLCAPlugin, class
 def test_new_classifiers_are_on_the_networks_device():
     model = SLCA(toy_model().to("meta"), 4, 3)
     assert {p.device.type for p in model.parameters()} == {"meta"}
-
-
-def sgd(model):
-    groups = [{"params": model.head.parameters()}, {"params": model.backbone.parameters()}]
-    return torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=5e-4)
 
 
 def train(plugin):
@@ -39,7 +35,7 @@ def train(plugin):
         after_training_exp=before,
     )
     last = Watch(after_training_exp=lambda s: copies[2].append(copy.deepcopy(model)))
-    strategy = make_naive(model, sgd(model), first, plugin, last)
+    strategy = make_naive(model, sgd_by_part(model), first, plugin, last)
     for experience in toy_benchmark().train_stream:
         strategy.train(experience)
     return model, copies, states

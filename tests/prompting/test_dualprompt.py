@@ -27,10 +27,7 @@ def cosine(a, b):
 
 
 def logits_by_hand(model, chosen):
-    """Image by image, with the experts of the domain ``chosen[image]``.
-
-    The first half of a prefix are keys, the second half values.
-    """
+    """Image by image, with the experts of ``chosen[image]``; a prefix is keys, then values."""
     rows = []
     for x, domain in zip(X, chosen, strict=True):
         prefixes = {i: (model.general[i][None, :2], model.general[i][None, 2:]) for i in (0, 1)}

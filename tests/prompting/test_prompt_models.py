@@ -21,7 +21,6 @@ from toy_text import toy_clip_with_text
 from toy_vits import add_tiny_clip, toy_clip, toy_vit
 
 from covon_avalanche import prompting
-from covon_avalanche.experiment import run as running
 from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.prompting import Prompting
 from covon_avalanche.prompting import (
@@ -209,29 +208,14 @@ def recipe_of(kind, backbone):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", PROMPTING)
-def test_a_recipe_runs_and_resumes_bit_exactly_with_a_frozen_backbone(kind, tmp_path, monkeypatch):
+def test_a_recipe_runs_and_resumes_bit_exactly(kind, tmp_path):
     pytest.importorskip("timm", reason="needs the extra vision")
     pacs(tmp_path / "PACS")
-    backbone = (
-        add_tiny_clip(tmp_path) if KINDS[kind](kind=kind, lr=0.01).needs_text else "timm/test_vit"
-    )
+    needs_text = KINDS[kind](kind=kind, lr=0.01).needs_text
+    backbone = add_tiny_clip(tmp_path) if needs_text else "timm/test_vit"
     recipe = recipe_of(kind, backbone)
-    build, networks = running.build_model, []
-
-    def building(*args, **options):
-        network = build(*args, **options)
-        networks.append((network, {k: v.clone() for k, v in network.state_dict().items()}))
-        return network
-
-    monkeypatch.setattr(running, "build_model", building)
     undisturbed = run_strategy(recipe, kind, 0, tmp_path)
     stops = [0, 4]  # one inside each domain
     result = run_with_stops(recipe, kind, tmp_path, stops, OFTEN, tmp_path)
     assert result.outcome() == undisturbed.outcome()
     assert result.resumed == 2
-    assert len(networks) == 4
-    for network, before in networks:
-        after = network.state_dict()
-        kept = {name for name in before if not name.startswith("head.")}
-        assert kept
-        assert all(torch.equal(after[name], before[name]) for name in kept)

@@ -65,9 +65,8 @@ def test_prefixes_are_keys_and_values_of_explicit_attention(make):
         scores = torch.softmax(q[..., cut] @ k[..., cut].transpose(1, 2) / 8**0.5, -1)
         heads.append(scores @ v[..., cut])
     tokens = tokens + getattr(block, tower.parts[1])(out(torch.cat(heads, -1)))
-    tokens = tokens + getattr(block, tower.parts[3])(
-        block.mlp(getattr(block, tower.parts[2])(tokens))
-    )
+    hidden = block.mlp(getattr(block, tower.parts[2])(tokens))
+    tokens = tokens + getattr(block, tower.parts[3])(hidden)
     found = vit(X, prefixes={0: (keys, values)})
     torch.testing.assert_close(found, tower.finish(tokens)[:, 0], rtol=1e-4, atol=1e-5)
 

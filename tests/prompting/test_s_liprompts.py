@@ -41,13 +41,14 @@ def words(model, domain):
     return model.vit.network.text.clip.token_embedding(tokens)
 
 
-def explicit_distances(model, x):
-    """1 - cosine to the nearest of KMeans' centres, by domain."""
+def explicit_distances(model, x, p=None):
+    """1 - cosine, or L1 or L2 distance, to the nearest of KMeans' centres, by domain."""
     queries, columns = normalised_queries(model, x), []
     for domain in range(3):
         centres = k_means(model, domain)
-        centres = centres / np.linalg.norm(centres, axis=1, keepdims=True)
-        columns.append((1 - queries @ centres.T).min(1))
+        norms = np.linalg.norm(queries[:, None] - centres, p, axis=-1)
+        cosines = queries @ centres.T / np.linalg.norm(centres, axis=1)
+        columns.append((norms if p else 1 - cosines).min(1))
     return np.stack(columns, 1)
 
 
@@ -59,9 +60,8 @@ def test_logits_are_scaled_cosines_of_the_selected_domains_prompts():
     assert set(domains) == {0, 1, 2}
     wanted = np.stack([explicit_logits(model, x, domain) for domain in range(3)])
     found = model(x)
-    np.testing.assert_allclose(
-        found.numpy(), wanted[domains, np.arange(len(x))], rtol=1e-3, atol=1e-3
-    )
+    selected = wanted[domains, np.arange(len(x))]
+    np.testing.assert_allclose(found.numpy(), selected, rtol=1e-3, atol=1e-3)
     assert np.abs(wanted[0] - wanted[1]).max() > 0.1
 
 
@@ -80,15 +80,6 @@ def test_the_mixture_averages_probabilities_by_distance():
     np.testing.assert_allclose(model(x).exp().numpy(), mixed(weights, logits), atol=1e-4)
 
 
-def explicit_norms(model, x, p):
-    """L1 or L2 distances to the nearest of KMeans' centres, by domain."""
-    queries, columns = normalised_queries(model, x), []
-    for domain in range(3):
-        differences = queries[:, None] - k_means(model, domain)
-        columns.append(np.linalg.norm(differences, p, axis=-1).min(1))
-    return np.stack(columns, 1)
-
-
 @pytest.mark.parametrize("p", [1, 2])
 @torch.no_grad()
 def test_hedp_mixes_logits_by_energy_and_distance(p):
@@ -97,7 +88,7 @@ def test_hedp_mixes_logits_by_energy_and_distance(p):
         model = trained(make(HEDP, distance=f"l{p}", **options))
         x = some_images()
     logits = np.stack([explicit_logits(model, x, domain) for domain in range(3)])
-    energies, distances = -1.5 * logsumexp(logits / 1.5, -1).T, explicit_norms(model, x, p)
+    energies, distances = -1.5 * logsumexp(logits / 1.5, -1).T, explicit_distances(model, x, p)
     scores = (energies.min(1, keepdims=True) - energies) / 2
     scores += (distances.min(1, keepdims=True) - distances) / 0.3
     weights = softmax(scores, -1)
@@ -147,11 +138,7 @@ def model():
 
 def nearest(model, x):
     """By explicit L1 distances to the centres of KMeans."""
-    queries = normalised_queries(model, x)
-    distances = [
-        np.abs(queries[:, None] - k_means(model, domain)).sum(-1).min(1) for domain in range(3)
-    ]
-    return np.argmin(distances, 0)
+    return np.argmin(explicit_distances(model, x, 1), 1)
 
 
 def test_the_domain_is_that_of_the_nearest_centre(model):

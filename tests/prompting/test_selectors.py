@@ -119,14 +119,10 @@ def test_a_domain_of_few_images_has_as_many_centres_and_others_none():
     selector = NearestCentre(4, 3, centres=5)
     features = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     selector.fit(0, features)
-    assert torch.isfinite(selector.centres).all(2).tolist() == [
-        [True] * 3 + [False] * 2,
-        [False] * 5,
-        [False] * 5,
-    ]
-    torch.testing.assert_close(
-        selector.centres[0, :3].sort(0).values, normalize(features).sort(0).values
-    )
+    numbers = torch.isfinite(selector.centres).all(2).sum(1)
+    assert numbers.tolist() == [3, 0, 0]
+    found, wanted = selector.centres[0, :3], normalize(features)
+    torch.testing.assert_close(found.sort(0).values, wanted.sort(0).values)
     assert selector(features).tolist() == [0, 0, 0]
     assert selector.learned == 1
     wanted = 1 - (normalize(-features) @ normalize(features).T).max(1).values
