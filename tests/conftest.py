@@ -60,8 +60,7 @@ def domains_are_made_once():
 
 @pytest.fixture
 def real_data() -> Callable[[str], Path]:
-    """Finds the folder with real data, beside the project or named by COVON_DATA; the test is
-    skipped where the part it needs is missing."""
+    """Finds the folder with real data; skips the test where the part it needs is missing."""
     folder = Path(os.environ.get("COVON_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
     def find(needed: str) -> Path:
@@ -115,6 +114,4 @@ def forked(monkeypatch):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Files of figures are a word, which takes no time."""
-    monkeypatch.setattr(
-        "covon_avalanche.report.figures.rendered", lambda figure, form: form.encode()
-    )
+    monkeypatch.setattr("covon_avalanche.report.figures.rendered", lambda _, form: form.encode())

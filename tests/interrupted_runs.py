@@ -20,10 +20,7 @@ class Killed(BaseException):
 
 
 def run_until_killed(checkpoints: int, folder: RunFolder, options: RunOptions) -> bool:
-    """``run_in_folder``, killed after one more checkpoint than ``checkpoints``.
-
-    :return: whether it was killed; it may finish before.
-    """
+    """``run_in_folder``, killed after one more checkpoint than ``checkpoints``; whether it was."""
     store, left = Checkpointer._store, iter(range(checkpoints))
 
     def counted(self: Checkpointer) -> bool:

@@ -1,8 +1,4 @@
-"""Miniature copies of image data sets, with the real layouts, names and traps.
-
-The colour of a made image tells its class and domain, so that labels can be checked without
-trusting paths.
-"""
+"""Miniature copies of image data sets, whose colours tell class and domain."""
 
 from __future__ import annotations
 

@@ -51,11 +51,7 @@ def refused(*arguments: object) -> str:
 def covon_in_a_process(
     environment: dict[str, str], *commands: tuple[str, Sequence[object]]
 ) -> list[bytes]:
-    """Run commands one after another, in one process with these variables.
-
-    :param commands: the encoding of the standard output, and the words of each.
-    :return: what each prints.
-    """
+    """What commands print in one process with these variables, each with its standard encoding."""
     words = [(encoding, ["covon", *map(str, command)]) for encoding, command in commands]
     code = f"""
 import sys, warnings
@@ -100,8 +96,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 120) -> bool:
 
 @contextmanager
 def in_a_terminal(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """The leader of a process group of its own, which listens to Ctrl-C even where the tests
-    themselves run in the background of a shell and do not; killed at the end."""
+    """The leader of a process group, which listens to Ctrl-C; killed at the end."""
 
     def listen() -> None:
         os.setsid()
@@ -163,8 +158,7 @@ def _work(rank: int, work: Callable[..., None], *arguments: object) -> None:
 
 
 def covon_when_both_are_ready(rank: int, command: list[str], folder: str) -> None:
-    """Run ``covon`` in one of two processes, and store what it prints. Its runs are in a thread,
-    because worker processes would begin at different times."""
+    """Run ``covon`` in one of two processes, its runs in a thread, and store what it prints."""
     grid.WorkerPool = ThreadPoolExecutor
     Path(folder, f"ready-{rank}").touch()
     wait_until(Path(folder, f"ready-{1 - rank}").exists)
@@ -172,8 +166,7 @@ def covon_when_both_are_ready(rank: int, command: list[str], folder: str) -> Non
 
 
 def torchrun(script: Path, *arguments: object) -> str:
-    """What a script prints in two processes on the CPU, which find each other as those of torchrun
-    do; it may write to the working directory."""
+    """What a script prints in two processes, which find each other as those of torchrun do."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     about = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     environment = {**os.environ, **about, "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -1,5 +1,4 @@
-"""Packages import downwards only; importing has no side effects; public names are documented; the
-wheel is complete."""
+"""Packages import downwards only and without effects; public names; the wheel is complete."""
 
 import ast
 import subprocess
@@ -144,8 +143,7 @@ assert top.result() == {0: 0.25}
 
 
 def test_optimizers_do_not_import_avalanche_nor_recipes_torch_nor_workers_wandb():
-    """W&B and torchmetrics are imported when they are used, and found by those who look for
-    them."""
+    """W&B and torchmetrics are imported when they are used."""
     command = [sys.executable, "-W", "ignore", "-c", IN_A_FRESH_PROCESS]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

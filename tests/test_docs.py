@@ -25,10 +25,7 @@ from covon_avalanche.experiment.registry import KINDS
 from covon_avalanche.experiment.registry.merge_rules import RULES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RESULTS = repr(str(ROOT / "benchmarks/results/permuted-digits/results.jsonl"))
 BLOCK = re.compile(
     r"(?:^<!-- run(?P<how>[^\n]*?)(?:\n(?P<setup>.*?))?-->\n)?"
@@ -46,9 +43,8 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     found = BLOCK.finditer(page.read_text(encoding="utf-8"))
-    return [
-        Block(m["language"], m["text"], m["how"], (m["setup"] or "").splitlines()) for m in found
-    ]
+    parts = ("language", "text", "how")
+    return [Block(*m.group(*parts), (m["setup"] or "").splitlines()) for m in found]
 
 
 def name_of(page: Path) -> str:

@@ -29,9 +29,8 @@ def test_position_embeddings_of_torchvision_are_resampled(tmp_path, monkeypatch)
     save_file(state, tmp_path / "vit.safetensors")
     downloaded = SimpleNamespace(get_state_dict=lambda **_: dict(state))
     monkeypatch.setitem(_api.BUILTIN_MODELS, "vit_tiny", tiny)
-    monkeypatch.setattr(
-        "torchvision.models.get_model_weights", lambda _: SimpleNamespace(DEFAULT=downloaded)
-    )
+    known = SimpleNamespace(DEFAULT=downloaded)
+    monkeypatch.setattr("torchvision.models.get_model_weights", lambda _: known)
     wanted = interpolate_embeddings(64, 8, dict(state))["encoder.pos_embedding"]
     for weights in ("default", tmp_path / "vit.safetensors"):
         model = create_backbone("torchvision/vit_tiny", 3, weights=weights, image_size=64)
@@ -89,9 +88,8 @@ def test_position_embeddings_of_timm_are_resampled_with_or_without_class_token(t
     state = timm.create_model("volo_d1_224").state_dict()
     save_file(state, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=r"(?s)does not fit timm/volo_d1_224: .* for pos_embed"):
-        create_backbone(
-            "timm/volo_d1_224", 5, weights=tmp_path / "other.safetensors", image_size=64
-        )
+        options["weights"] = tmp_path / "other.safetensors"
+        create_backbone("timm/volo_d1_224", 5, **options)
 
 
 def test_the_image_tower_of_a_complete_clip_is_loaded_without_a_warning(tmp_path, caplog):
@@ -142,10 +140,8 @@ def test_the_activation_is_that_of_the_weights_of_the_tag(tmp_path, weights, mon
 def test_normalisation_is_that_of_the_weights():
     timm = pytest.importorskip("timm", reason="needs the extra vision")
     open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
-    assert normalisation("squeezenet") == {
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-    }
+    imagenet = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    assert normalisation("squeezenet") == imagenet
     clip = {"mean": open_clip.OPENAI_DATASET_MEAN, "std": open_clip.OPENAI_DATASET_STD}
     assert normalisation("clip-b16") == normalisation("open_clip/RN50") == clip
     siglip = normalisation("open_clip/ViT-B-16-SigLIP:webli")

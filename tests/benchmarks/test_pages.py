@@ -17,12 +17,9 @@ def test_tables(page, monkeypatch, tmp_path):
     written = {}
     monkeypatch.setattr(pages.figures, "save", lambda *_: None)
     new_figure = pages.new_figure
-    monkeypatch.setattr(
-        pages, "new_figure", lambda _, *size: new_figure(tmp_path / "it.png", *size)
-    )
-    monkeypatch.setattr(
-        pages, "replace_part", lambda page, name, text: written.update({(page, name): text})
-    )
+    file = tmp_path / "it.png"
+    monkeypatch.setattr(pages, "new_figure", lambda _, *size: new_figure(file, *size))
+    monkeypatch.setattr(pages, "replace_part", lambda *part: written.update({part[:2]: part[2]}))
     pages.PAGES[page]()
     assert written
     for (file, name), text in written.items():

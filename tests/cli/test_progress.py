@@ -17,8 +17,7 @@ RESULT = made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]])
 
 @pytest.fixture
 def grid(tmp_path):
-    """Makes the display with a clock; writes a run's state like a worker; the folders of two
-    runs."""
+    """A display with a clock, a function that writes a run's state, and the folders of two runs."""
     recipe = small_recipe({name: STRATEGIES[name] for name in NAMES}, epochs=4)
     folders = [RunFolder(tmp_path, recipe, name, 0) for name in NAMES]
 
@@ -30,9 +29,8 @@ def grid(tmp_path):
         folder.write_status(Status(**known, share=share, text=text))
 
     def make(terminal, now=(0.0,)):
-        console = Console(
-            file=io.StringIO(), force_terminal=terminal, width=150, get_time=lambda: now[-1]
-        )
+        clock = {"get_time": lambda: now[-1]}
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=150, **clock)
         return GridProgress(console, len(folders))
 
     return make, write, folders

@@ -188,8 +188,7 @@ def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
 
 @pytest.mark.usefixtures("in_this_process")
 def test_runs_and_searches_do_not_share_a_folder(tmp_path):
-    """A report of the folder would leave out the runs, and a run and a trial of the same settings
-    and seed would share their files."""
+    """A run and a trial of the same settings and seed would share their files."""
     file = saved(recipe_of("finetune"), tmp_path)
     searching = ["search", file, "--trials", 1, "--out"]
     run = ["run", file, "--seeds", 0, "--out"]

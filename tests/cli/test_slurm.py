@@ -49,8 +49,7 @@ def has_ended(folder):
 
 
 def test_interrupted_jobs_end_with_the_results_of_local_runs(tmp_path, monkeypatch):
-    """One is requeued, one reaches its time limit, and one is cancelled and submitted again. Each
-    waits in its first epoch until it has been interrupted."""
+    """One is requeued, one reaches its time limit, one is cancelled; each in its first epoch."""
     if not slurm("sinfo", "--noheader", "--states=idle"):
         pytest.skip("needs root and an idle SLURM node: tests/slurm_one_node.sh starts one")
     monkeypatch.chdir(tmp_path)

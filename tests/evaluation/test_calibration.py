@@ -11,9 +11,8 @@ from covon_avalanche.evaluation.calibration import class_accuracy
 @pytest.fixture
 def logits_and_targets():
     generator = torch.Generator().manual_seed(0)
-    return 3 * torch.randn(500, 7, generator=generator), torch.randint(
-        7, (500,), generator=generator
-    )
+    logits = 3 * torch.randn(500, 7, generator=generator)
+    return logits, torch.randint(7, (500,), generator=generator)
 
 
 def sums_of(logits, targets, batch_size=64):
@@ -43,9 +42,8 @@ def test_classes_are_pooled_over_parts_and_left_out_without_images(logits_and_ta
 
 def test_a_later_part_may_have_more_classes():
     one, two = torch.eye(2)[[0, 1, 1]], torch.eye(3)[[0, 2]]
-    found = class_accuracy(
-        [sums_of(one, torch.tensor([0, 1, 0])), sums_of(two, torch.tensor([0, 2]))]
-    )
+    parts = sums_of(one, torch.tensor([0, 1, 0])), sums_of(two, torch.tensor([0, 2]))
+    found = class_accuracy(parts)
     assert found == {0: pytest.approx(2 / 3), 1: 1.0, 2: 1.0}
 
 
@@ -63,7 +61,5 @@ def test_no_images_are_refused():
     ],
 )
 def test_regressions_are_refused(logits, targets):
-    with pytest.raises(
-        ValueError, match=r"need logits of shape \(batch, classes\) and class ids of"
-    ):
+    with pytest.raises(ValueError, match=r"need logits of shape \(batch, classes\) and class ids"):
         CalibrationSums().add(logits, targets)

@@ -173,24 +173,22 @@ def test_weights_that_a_layer_computes_from_parameters_of_its_own_are_exact():
         torch.testing.assert_close(found[name], torch.stack(rows).mean(0))
 
 
+@pytest.mark.parametrize(
+    ("function", "size"),
+    [(squared_example_gradients, torch.square), (absolute_example_gradients, torch.abs)],
+)
 @pytest.mark.parametrize("sizes", [[7], [3, 4]])
-def test_exact_squares_equal_the_loop_whatever_the_batches_and_chunks(case, sizes, monkeypatch):
+def test_sizes_equal_the_loop_whatever_the_batches_and_chunks(
+    case, sizes, function, size, monkeypatch
+):
     _, model, x, y = case
     batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
-    expected = by_loop(model, x, y)
-    torch.testing.assert_close(squared_example_gradients(model, batches), expected)
-    monkeypatch.setattr(fisher, "_CHUNK", 1)
-    torch.testing.assert_close(squared_example_gradients(model, batches), expected)
-    assert len(list(model.parameters())) == len(expected)  # functional_call may replace them
-
-
-def test_absolute_values_equal_the_loop(case, monkeypatch):
-    _, model, x, y = case
-    expected = by_loop(model, x, y, size=torch.abs)
+    expected = by_loop(model, x, y, size=size)
     for chunk in (fisher._CHUNK, 1):
         monkeypatch.setattr(fisher, "_CHUNK", chunk)
-        found = absolute_example_gradients(model, [(x, y)], F.cross_entropy)
+        found = function(model, batches, F.cross_entropy)
         torch.testing.assert_close(found, expected)
+    assert len(list(model.parameters())) == len(expected)  # functional_call may replace them
 
 
 def test_the_expectation_over_predicted_labels_is_the_weighted_sum_over_all_labels(case):

@@ -11,9 +11,8 @@ from made_up_results import made_up
 
 from covon_avalanche.report import results_frame, write_report
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
 
 # Holds the report in two frames, as wide as a phone and a screen, so that scripts may look inside.
@@ -81,9 +80,8 @@ def found(tmp_path_factory):
         for seed in range(3)
     ]
     results.append(made_up("joint", 0, [None, [0.95, 0.95]], kind="joint"))
-    results += [
-        made_up(f"strategy {i}", 0, [[i / 40] * 30] * 30, recipe="x" * 60) for i in range(3)
-    ]
+    many = [[[i / 40] * 30] * 30 for i in range(3)]
+    results += [made_up(f"strategy {i}", 0, m, recipe="x" * 60) for i, m in enumerate(many)]
     folder = tmp_path_factory.mktemp("report")
     page = write_report(results_frame(results), folder).read_text(encoding="utf-8")
     outer = folder / "outer.html"

@@ -76,11 +76,8 @@ def test_columns_are_those_asked_for_with_or_without_their_unit():
     text = markdown(found, names)
     assert cells(text.splitlines()[0]) == ["strategy", "BWT %", "A_T %", "seeds"]
     assert r"\begin{tabular}{lrrr}" in latex(found, names)
-    tested = [
-        compared(
-            *(made_up(n, s, [[(8 - i * s) / 10]]) for i, n in enumerate("ab") for s in range(3))
-        )
-    ]
+    runs = [made_up(n, s, [[(8 - i * s) / 10]]) for i, n in enumerate("ab") for s in range(3)]
+    tested = [compared(*runs)]
     for form in (markdown, latex):
         assert "difference: A_T minus" in form(tested)
         assert "difference" not in form(tested, ["A_T"])

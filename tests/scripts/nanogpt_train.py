@@ -1,7 +1,4 @@
-"""A training script of nanoGPT's form, written for these tests: globals, micro-batches, a scaler.
-
-Lines that the diff in docs/how-to/put-covon-into.md names are nanoGPT's.
-"""
+"""A training script of nanoGPT's form for tests; the lines that the diff names are nanoGPT's."""
 
 import os
 from contextlib import nullcontext

@@ -1,8 +1,4 @@
-"""A training script of the form of timm's, written for these tests: a registry of optimizers, a
-task that computes the loss, a scaler that calls backward and step.
-
-Lines that the diff in docs/how-to/put-covon-into.md names are timm's.
-"""
+"""A training script of timm's form for tests; the lines that the diff names are timm's."""
 
 import argparse
 from pathlib import Path

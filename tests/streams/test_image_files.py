@@ -122,9 +122,7 @@ def test_extreme_aspect_ratios_are_refused_before_decoding(tmp_path, monkeypatch
 def test_images_that_scaling_would_make_huge_are_refused():
     wide = torch.zeros(3, 10, 1000, dtype=torch.uint8)
     assert resize_shorter(wide, 20).shape == (3, 20, 2000)
-    with pytest.raises(
-        ValueError, match="10 x 1000 pixels are too large with a shorter side of 1001"
-    ):
+    with pytest.raises(ValueError, match=r"10 x 1000 pixels are too large with .* of 1001"):
         resize_shorter(wide, 1001)
     with pytest.raises(ValueError, match="too large with a shorter side of 1200"):
         image_transforms(1050)[1](wide)
@@ -176,6 +174,4 @@ def test_a_data_set_with_transparent_pictures_raises_one_warning(tmp_path):
             for domain in benchmark.train_stream:
                 assert len([*domain.dataset]) == 8
         assert len(caught) == 1
-        assert re.search(
-            r"transparent images, such as .*png, are put on white", str(caught[0].message)
-        )
+        assert re.search("transparent images, such as .*png, are", str(caught[0].message))

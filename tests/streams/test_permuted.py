@@ -51,17 +51,15 @@ def test_the_first_experience_is_natural_and_the_others_are_permuted():
         orders.append(tuple(column_order(natural, x)))
         assert torch.equal(x.flatten(1), natural.flatten(1)[:, orders[-1]])
         assert torch.equal(x.flatten(1).sort().values, natural.flatten(1).sort().values)
-        assert list(benchmark.train_stream[i].dataset.targets) == list(
-            benchmark.train_stream[0].dataset.targets
-        )
+        targets = [list(benchmark.train_stream[k].dataset.targets) for k in (0, i)]
+        assert targets[0] == targets[1]
     assert len({*orders, tuple(column_order(natural, natural))}) == 4
     assert torch.equal(images(PermutedDigits(2, seed=3), 1), images(benchmark, 1))
     assert not torch.equal(images(PermutedDigits(2, seed=4), 1), images(benchmark, 1))
     both = PermutedDigits(2, seed=3, permute_first=True)
     assert not torch.equal(images(both), images(benchmark))
-    assert torch.equal(
-        images(both).flatten(1).sort().values, natural[:1437].flatten(1).sort().values
-    )
+    found = images(both).flatten(1).sort().values
+    assert torch.equal(found, natural[:1437].flatten(1).sort().values)
     assert torch.equal(images(both, 1), images(benchmark, 1))
 
 
@@ -145,9 +143,8 @@ def test_real_mnist(real_data):
     original = MNIST(real_data("MNIST/raw"), train=False)
     image, label, task = benchmark.test_stream[0].dataset[7]
     assert (label, task) == (original.targets[7].item(), 0)
-    torch.testing.assert_close(
-        image[0] * 0.3081 + 0.1307, original.data[7] / 255, atol=1e-6, rtol=0
-    )
+    pixels = image[0] * 0.3081 + 0.1307
+    torch.testing.assert_close(pixels, original.data[7] / 255, atol=1e-6, rtol=0)
     permuted = benchmark.test_stream[1].dataset[7][0]
     assert torch.equal(permuted.flatten().sort().values, image.flatten().sort().values)
     assert not torch.equal(permuted, image)
