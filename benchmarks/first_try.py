@@ -48,6 +48,8 @@ BESIDE = (
     "lwf",
     "ewc",
     "si",
+    "mas",
+    "rwalk",
     "ewc-star",
     "ada-reg",
     "evcl",

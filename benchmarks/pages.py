@@ -100,6 +100,7 @@ ROWS = {
     "LwF": ("avalanche-lwf", "lwf"),
     "EWC": ("avalanche-ewc", "ewc"),
     "SI": ("avalanche-si", "si"),
+    "MAS": ("mas",),
     "Ada-Reg": ("ada-reg",),
     "VCL": ("vcl",),
     "fine-tuning": ("finetune",),
