@@ -17,10 +17,8 @@ from covon_avalanche.cli import run
 from covon_avalanche.experiment.recipe import load_recipe
 from covon_avalanche.experiment.run_folder import RunFolder
 
-pytestmark = [
-    pytest.mark.usefixtures("in_this_process", "undrawn"),
-    pytest.mark.filterwarnings("ignore"),
-]
+QUICK = pytest.mark.usefixtures("in_this_process", "undrawn")
+pytestmark = [QUICK, pytest.mark.filterwarnings("ignore")]
 DIGITS = {"name": "PermutedDigits", "n_experiences": 2}
 HELD_OUT = {**DIGITS, "validation_size": 0.2}
 PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}

@@ -18,8 +18,7 @@ def benchmark():
 
 
 def test_the_estimated_time_is_that_of_all_steps_and_the_ends_of_domains(benchmark, monkeypatch):
-    """A batch takes a second of the process: 2 epochs of 4 batches in 2 domains, timed with 2
-    images and, because that is fast, with all 64. So does the end of a domain."""
+    """A batch takes a second: 2 epochs of 4 batches in 2 domains; so does the end of a domain."""
     clock = SimpleNamespace(process_time=itertools.count().__next__, monotonic=lambda: 0.0)
     clock.perf_counter = lambda: 99.0  # which depends on what else runs
     monkeypatch.setattr(estimate, "time", clock)
@@ -59,8 +58,7 @@ def test_passes_over_the_images_after_training_are_in_the_estimated_time(
 
 
 def test_ridge_regressions_are_estimated_from_fewer_features(benchmark, monkeypatch):
-    """Of a batch's features, sums over 10 images and a solution, each takes a second: with 4 times
-    as many features sums take 16 times as long, and each of 18 solutions 64 times."""
+    """With 4 times as many features sums take 16 times as long, each of 18 solutions 64 times."""
     seconds = itertools.count().__next__
     monkeypatch.setattr(estimate, "time", SimpleNamespace(process_time=seconds))
     monkeypatch.setattr(estimate, "_FEATURES", 10)

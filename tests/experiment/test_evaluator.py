@@ -83,9 +83,8 @@ def test_each_run_is_one_of_wandb(recipe, tmp_path, monkeypatch):
 
     monkeypatch.setattr(wandb, "init", spied_init)
     for seed in (0, 1, 1):
-        result = run_in_folder(
-            RunFolder(tmp_path, recipe, "finetune", seed), RunOptions(wandb="project")
-        )
+        folder = RunFolder(tmp_path, recipe, "finetune", seed)
+        result = run_in_folder(folder, RunOptions(wandb="project"))
         next(tmp_path.glob(f"finetune/seed-{seed}-*/result.json")).unlink()
     (first, _), (second, _), (again, values) = logged
     assert first != second == again

@@ -50,9 +50,8 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     (tmp_path / "misbehaving.py").write_text(MODULE)
     custom = dict(kind="custom", lr=0.01, implementation="misbehaving:Raises")
-    strategies = {
-        name: {**custom, "arguments": {"error": error}} for name, (error, *_) in ERRORS.items()
-    }
+    own = {name: {"arguments": {"error": error}} for name, (error, *_) in ERRORS.items()}
+    strategies = {name: custom | arguments for name, arguments in own.items()}
     strategies["diverged"] = dict(kind="finetune", lr=1e30)
     strategies["covon"] = STRATEGIES["covon"]
     strategies["dies"] = {**custom, "implementation": "misbehaving:Dies"}

@@ -265,9 +265,8 @@ def test_other_epochs_are_those_of_a_schedule_too(tmp_path):
 
 
 def test_a_choice_of_strategies_has_only_their_spaces(tmp_path):
-    spaces = "".join(
-        f"[search.{n}]\nlr = {{ low = 0.01, high = 1.0 }}\n" for n in ("mine", "finetune")
-    )
+    space = "[search.{}]\nlr = {{ low = 0.01, high = 1.0 }}\n"
+    spaces = "".join(space.format(name) for name in ("mine", "finetune"))
     recipe = choose(load_recipe(write(tmp_path, GOOD + spaces)), "mine")
     assert list(recipe.search) == ["mine"]
     assert validate(recipe.model_dump(), "chosen") == recipe

@@ -287,6 +287,5 @@ def test_slca_coma_and_cofima_have_their_published_settings(merge, rule):
     assert own.backbone_lr_factor == 0.01
     (plugin,) = own.build().plugins
     assert plugin.per_class
-    assert (plugin.rule and (type(plugin.rule).__name__, plugin.rule.gamma)) == (
-        rule and (rule, 0.4)
-    )
+    found = plugin.rule and (type(plugin.rule).__name__, plugin.rule.gamma)
+    assert found == (rule and (rule, 0.4))

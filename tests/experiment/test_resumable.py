@@ -16,12 +16,7 @@ from torch import nn
 
 from covon_avalanche.experiment import checkpoint, resumable
 from covon_avalanche.experiment import run as running
-from covon_avalanche.experiment.checkpoint import (
-    Point,
-    load_checkpoint,
-    save_checkpoint,
-    stored_points,
-)
+from covon_avalanche.experiment.checkpoint import Point, load_checkpoint, save_checkpoint
 from covon_avalanche.experiment.resumable import Checkpointer
 from covon_avalanche.experiment.run import run_in_folder
 from covon_avalanche.experiment.run_folder import RunFolder
@@ -175,7 +170,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
     spoil, message, stopped, tmp_path, caplog, monkeypatch
 ):
     (folder, recipe), run = stopped, stopped[0].hash
-    latest, before, *_ = stored_points(folder.checkpoint_folder)
+    latest, before, *_ = checkpoint.stored_points(folder.checkpoint_folder)
     if spoil in (truncated, changed):
         spoil(latest.file(folder.checkpoint_folder))
     else:
@@ -211,7 +206,7 @@ def test_without_a_usable_checkpoint_the_run_restarts(
         patch.setattr(resumable, function, fail(torch.OutOfMemoryError))
         with pytest.raises(torch.OutOfMemoryError):
             run_in_folder(RunFolder(tmp_path, recipe, "finetune", 0))
-    assert stored_points(folder.checkpoint_folder)
+    assert checkpoint.stored_points(folder.checkpoint_folder)
     monkeypatch.setattr(resumable, function, fail(error))
     result = run_in_folder(RunFolder(tmp_path, recipe, "finetune", 0))
     assert f"does not fit this run: {error.__name__}: no such thing" in caplog.text
@@ -247,7 +242,7 @@ def test_two_points_between_and_two_inside_domains_are_kept(tmp_path):
     points = [Point(0, 1), Point(1), Point(2), Point(2, 1), Point(3), Point(3, 1), Point(3, 1, 7)]
     for point in [*points, Point(3, 2)]:
         save_checkpoint(tmp_path, point, {"a": torch.ones(3)}, "run")
-    assert stored_points(tmp_path) == [Point(3, 2), Point(3, 1, 7), Point(3), Point(2)]
+    assert checkpoint.stored_points(tmp_path) == [Point(3, 2), Point(3, 1, 7), Point(3), Point(2)]
     assert len(list(tmp_path.iterdir())) == 4
 
 

@@ -90,9 +90,8 @@ def test_every_strategy_learns_and_its_result_is_complete(name, device):
         examples = next(settings[key] for key in BUFFER_SIZES if key in settings)
         stored = examples * each / (4 * result.parameters)
         assert result.memory_ratio == pytest.approx(others + stored, abs=1e-3)
-    assert np.mean([*result.class_accuracy.values()]) == pytest.approx(
-        result.weighted_accuracy, abs=0.05
-    )
+    mean = np.mean([*result.class_accuracy.values()])
+    assert mean == pytest.approx(result.weighted_accuracy, abs=0.05)
     assert result.calibration.keys() == {"nll", "brier", "ece"}
     assert all(0 <= d["hess_at_start"] <= 1 for d in result.diagnostics)
     assert len(result.diagnostics) == 2 * (recipe.strategies[name].kind == "covon")

@@ -56,8 +56,7 @@ def scores(monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch, in_this_process):
-    """Runs that take no time: the settings of all, and their accuracy by domain, by default better
-    from one run to the next."""
+    """Runs that take no time: their settings and accuracies, better from one run to the next."""
     made = SimpleNamespace(settings=[], curve=lambda n, settings: [0.5 + n / 100] * 3, ended=[])
 
     def fake(folder, options):
