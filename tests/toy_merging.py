@@ -64,9 +64,8 @@ def end_task(model, rule, values, batches=None) -> None:
     """A task that leaves these weights, by name, and the merge."""
     before = weights(model)
     model.load_state_dict(values, strict=False)
-    merge_into(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), rule, before=before, batches=batches
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    merge_into(model, optimizer, rule, before=before, batches=batches)
 
 
 def accuracies(model, rule, tasks, y, lr, steps):

@@ -55,6 +55,13 @@ def test_accumulation_clipping_schedule_and_autocast_equal_a_plain_loop(make, pr
     assert same(found.precision, expected.precision)
 
 
+def test_a_compiled_model_equals_a_plain_one(linear):
+    plugin = accelerate.utils.TorchDynamoPlugin(backend="eager")
+    accelerator = accelerate.Accelerator(cpu=True, dynamo_plugin=plugin)
+    found = train(copy.deepcopy(linear), make_covon, accelerator)
+    torch.testing.assert_close(dict(found.mean), dict(train_plainly(linear, make_covon).mean))
+
+
 @pytest.mark.parametrize("make", [make_covon, make_vcl])
 def test_a_saved_state_resumes_bit_for_bit(make, linear, tmp_path):
     def prepared():

@@ -67,9 +67,7 @@ def test_samples_have_the_moments_of_their_class_and_domain(per_class, monkeypat
     )
     linear, cross_entropy, drawn = F.linear, F.cross_entropy, ([], [])
     monkeypatch.setattr(F, "linear", lambda *own: drawn[0].append(own[0]) or linear(*own))
-    monkeypatch.setattr(
-        F, "cross_entropy", lambda *own: drawn[1].append(own[1]) or cross_entropy(*own)
-    )
+    monkeypatch.setattr(F, "cross_entropy", lambda *o: drawn[1].append(o[1]) or cross_entropy(*o))
     align_classifier(nn.Linear(3, 3), [first, second], samples=100_000, epochs=1)
     x, y = (torch.cat(batches) for batches in drawn)
     expected = [(0.95 * first.means[i], covariances[i]) for i in range(2)]
@@ -82,9 +80,7 @@ def test_samples_have_the_moments_of_their_class_and_domain(per_class, monkeypat
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_two_steps_by_hand(n):
-    """Without covariance all samples are the scaled means, and an epoch is one batch. Of two
-    classifiers the second is the second domain's: its classes follow those of the first, and the
-    norm is the mean of both classifiers' norms. Class 2 is missing in the first domain."""
+    """Without covariance all samples are scaled means; the second classifier's classes follow."""
     torch.manual_seed(0)
     means = torch.randn(2, 5), torch.randn(3, 5)
     classes = torch.tensor([0, 1]), torch.arange(3)

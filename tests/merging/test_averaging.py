@@ -29,8 +29,7 @@ def test_three_tasks_have_the_closed_form(rule, shares):
 
 @pytest.mark.parametrize(("rule", "second"), [(Average(), 1 / 2), (EMA(0.25), 0.25)])
 def test_each_row_counts_the_tasks_that_have_trained_it(rule, second):
-    """A classifier with two classes, then four; the last task trains neither class 0 nor
-    the frozen bias."""
+    """Two classes, then four; the last task trains neither class 0 nor the frozen bias."""
     model = nn.Linear(1, 2)
     end_task(model, rule, {"weight": torch.tensor([[1.0], [2.0]]), "bias": torch.ones(2)})
     model = nn.Linear(1, 4)
@@ -90,10 +89,7 @@ def test_the_average_with_covon_counts_the_tasks_that_train_a_head(batch, bfloat
 
 
 def run_tasks(model, rule, changes):
-    """Tasks that each add a change to the weights they start from.
-
-    :return: the weights before each task's training, after it, and merged; each a list by task.
-    """
+    """Tasks that each add a change; the weights before, after and merged, each a list by task."""
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), ([], [], [])
     for change in changes:
         rule.begin_task(model)

@@ -40,9 +40,8 @@ def test_logits_are_the_domains_in_training_and_the_largest_of_all_in_evaluation
     model = DUCT(toy_model(), 4, 3)
     x = torch.randn(50, 8)
     features = F.relu(F.linear(x, *model.backbone[0].parameters()))
-    cosines = [
-        2.5 * F.cosine_similarity(features[:, None], block, dim=2) for block in model.head.blocks
-    ]
+    rows = features[:, None]
+    cosines = [2.5 * F.cosine_similarity(rows, block, dim=2) for block in model.head.blocks]
     for t in range(3):
         model.begin_domain()
         assert model.head.scale == 1

@@ -170,8 +170,7 @@ def test_products_are_summed_in_float32_under_autocast():
 
 
 def test_attention_after_layer_norm_does_not_blow_up():
-    """LayerNorm leaves a direction without variance, in which attention's weights would grow; the
-    mean accuracy is then that of chance, 0.4."""
+    """LayerNorm leaves a direction without variance, in which attention's weights would grow."""
     torch.manual_seed(1)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), layer, nn.Flatten(), nn.Linear(48, 3))

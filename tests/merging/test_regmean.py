@@ -34,8 +34,7 @@ def total_change(layer, old, new, inputs):
 
 
 def test_merged_layers_change_the_outputs_of_all_tasks_least(almost_no_ridge):
-    """The sum of squares is convex, so its gradient tells; before and after the task it is far
-    from zero."""
+    """The sum of squares is convex, so its gradient tells."""
     torch.manual_seed(0)
     before, after = Net(), Net()
     x0, x1 = images(0), images(1)
@@ -90,8 +89,7 @@ def test_directions_without_inputs_stay_and_those_of_one_task_follow_it():
 
 @pytest.mark.parametrize("rule", [RegMean, KFACMerge])
 def test_weights_of_wide_layers_do_not_grow_with_few_examples(rule):
-    """Most directions have hardly any variance. With a ridge of 1e-6, RegMean ends at 0.56, and
-    KFACMerge's factorisation fails."""
+    """Most directions have hardly any variance: with a ridge of 1e-6, RegMean ends at 0.56."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU())
     model.append(nn.Linear(300, 4))

@@ -9,16 +9,7 @@ from toy_merging import RULES, Net, images
 from toy_optimizers import make_covon, make_vcl, same, train_step, weights
 
 from covon_avalanche import CoVON
-from covon_avalanche.merging import (
-    EMA,
-    Average,
-    CoFiMA,
-    MagMax,
-    MergeRule,
-    RegMean,
-    Task,
-    merge_into,
-)
+from covon_avalanche.merging import EMA, Average, MagMax, MergeRule, RegMean, Task, merge_into
 
 
 def changed_task(model, rule, seed):
@@ -75,7 +66,7 @@ def test_merging_changes_neither_model_nor_memory_whose_size_is_constant(name):
     ("make", "says"),
     [
         (lambda: EMA(0.0), r"gamma must be > 0 and finite in float32, got 0\.0"),
-        (lambda: CoFiMA(1.5), r"gamma must be in \(0, 1\], got 1\.5"),
+        (lambda: RULES["cofima"](1.5), r"gamma must be in \(0, 1\], got 1\.5"),
         (lambda: MagMax(0.0), "coefficient must be > 0 and finite"),
         (lambda: RegMean(share=0.0), r"share must be in \(0, 1\], got 0.0"),
         (lambda: MagMax().merge(Task(Net(), {})), r"MagMax needs .* rule\.begin_task"),
@@ -165,8 +156,7 @@ def step(optimizer, model, batch):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("moment", ["merge", "batch norm", "observe"])
 def test_an_interrupted_merge_changes_nothing_and_can_be_repeated(optimizer, moment, monkeypatch):
-    """Neither weights, running statistics and posterior nor the memory of the rule; training can
-    continue before the merge is repeated."""
+    """Neither weights, statistics and posterior nor the rule's memory; training may continue."""
     torch.manual_seed(0)
     model, rule = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), RegMean()
     optimizer = OPTIMIZERS[optimizer](model)

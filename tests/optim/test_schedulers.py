@@ -1,22 +1,34 @@
-"""Schedulers drive CoVON and VCL as they drive Adam."""
+"""Every scheduler of torch drives CoVON and VCL as it drives Adam."""
+
+import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
-from torch.optim.swa_utils import SWALR
+from torch.optim import lr_scheduler as torch_schedulers
+from torch.optim import swa_utils
+from torch.optim.lr_scheduler import ConstantLR, StepLR
 from toy_optimizers import make_covon, make_vcl
 
 from covon_avalanche import CoVON
 
 SCHEDULERS = {
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda t: 0.9**t),
-    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),  # the first beta, too
-    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
-    "averaged weights": lambda o: SWALR(o, 0.05),
-    "one after another": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.ConstantLR(o), lr_scheduler.StepLR(o, 1)], [2]
-    ),
+    "ChainedScheduler": lambda o, cls: cls([ConstantLR(o), StepLR(o, 2)]),
+    "ConstantLR": lambda o, cls: cls(o),
+    "CosineAnnealingLR": lambda o, cls: cls(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o, cls: cls(o, 2),
+    "CyclicLR": lambda o, cls: cls(o, 0.001, 0.1, 2, cycle_momentum=False),
+    "ExponentialLR": lambda o, cls: cls(o, 0.9),
+    "LambdaLR": lambda o, cls: cls(o, lambda t: 0.9**t),
+    "LinearLR": lambda o, cls: cls(o),
+    "MultiStepLR": lambda o, cls: cls(o, [1, 3]),
+    "MultiplicativeLR": lambda o, cls: cls(o, lambda t: 0.9),
+    "OneCycleLR": lambda o, cls: cls(o, 0.1, total_steps=8),  # the first beta, too
+    "PolynomialLR": lambda o, cls: cls(o, 4),
+    "ReduceLROnPlateau": lambda o, cls: cls(o, patience=1),
+    "SWALR": lambda o, cls: cls(o, 0.05),
+    "SequentialLR": lambda o, cls: cls(o, [ConstantLR(o), StepLR(o, 1)], [2]),
+    "StepLR": lambda o, cls: cls(o, 2),
 }
 MAKE = {
     "adam": lambda p: torch.optim.Adam([p], lr=0.01),
@@ -29,7 +41,8 @@ def settings(kind: str, name: str) -> list[float]:
     """Learning rate and first beta after each of some steps."""
     p = nn.Parameter(torch.ones(3))
     optimizer, found = MAKE[kind](p), []
-    scheduler = SCHEDULERS[name](optimizer)
+    cls = getattr(torch_schedulers, name, None) or getattr(swa_utils, name)
+    scheduler = SCHEDULERS[name](optimizer, cls)
 
     def loss():
         optimizer.zero_grad()
@@ -37,7 +50,7 @@ def settings(kind: str, name: str) -> list[float]:
 
     for _ in range(8):
         optimizer.step(loss)
-        scheduler.step(1.0) if name == "plateau" else scheduler.step()
+        scheduler.step(1.0) if name == "ReduceLROnPlateau" else scheduler.step()
         group = optimizer.param_groups[0]
         found += [group["lr"], group["betas"][0]]
     return found
@@ -50,7 +63,12 @@ def test_the_learning_rates_are_those_of_adam(kind, name):
     assert settings(kind, name) == pytest.approx(settings("adam", name))
 
 
-def test_a_task_without_learning_rate_is_warned_of(recwarn):
+def test_no_scheduler_of_torch_is_missing():
+    own = {name for name in torch_schedulers.__all__ if name != "LRScheduler"}
+    assert own | {"SWALR"} == set(SCHEDULERS)
+
+
+def test_a_task_without_learning_rate_is_warned_of():
     """As of a new cosine schedule that starts where the last one ended."""
     p = nn.Parameter(torch.ones(3))
     optimizer = CoVON([p], lr=0.01, batch_size=1)
@@ -63,11 +81,12 @@ def test_a_task_without_learning_rate_is_warned_of(recwarn):
     for start in (0.01, 0.01, None):
         if start is not None:
             optimizer.param_groups[0]["lr"] = start
-        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 4)
+        scheduler = torch_schedulers.CosineAnnealingLR(optimizer, 4)
         for _ in range(4):
             optimizer.step(loss)
             scheduler.step()
-        optimizer.consolidate()
-        warned.append(["was lr 0?" in str(warning.message) for warning in recwarn])
-        recwarn.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.consolidate()
+        warned.append(["was lr 0?" in str(warning.message) for warning in caught])
     assert warned == [[], [], [True]]
