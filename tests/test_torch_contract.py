@@ -1,4 +1,4 @@
-"""What users of ``torch.optim`` rely on holds for CoVON, VCL and UPGD."""
+"""What users of ``torch.optim`` rely on, after torch's tests; steps have a closure, as all take."""
 
 import copy
 import gc
@@ -9,12 +9,15 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 from toy_optimizers import equal
 
 from covon_avalanche.optim import UPGD, BayesByBackprop, CoVON
 
 OPTIMIZERS = {
+    "SGD": partial(SGD, lr=0.02, momentum=0.9),
+    "AdamW": partial(AdamW, lr=0.02),
     "CoVON": partial(CoVON, lr=0.2, ess=1e4, batch_size=8),
     "CoVON_reparam": partial(CoVON, lr=0.2, ess=1e4, hess_approx="reparam"),
     "BayesByBackprop": partial(BayesByBackprop, lr=0.02, ess=1e4, std_init=0.01),

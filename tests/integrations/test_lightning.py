@@ -231,3 +231,13 @@ def test_batch_norm_is_warned_of_after_the_merge(linear):
 
     with pytest.warns(UserWarning, match="call covon_avalanche.merging.update_batch_norm"):
         fit(Normed(torch.nn.Sequential(torch.nn.BatchNorm1d(4), linear)), PosteriorCallback())
+
+
+@pytest.mark.parametrize("callbacks", [[], [PosteriorCallback()]])
+def test_bfloat16_is_autocast_with_float32_weights(callbacks, linear):
+    module, dtypes = Module(linear), set()
+    module.net.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    fit(module, *callbacks, epochs=1, precision="bf16-mixed")
+    assert dtypes == {torch.bfloat16}
+    assert module.net.weight.dtype == torch.float32
+    assert not same(weights(module.net), weights(linear))
