@@ -72,7 +72,9 @@ class DERPlugin(SupervisedPlugin):
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the losses of stored examples, if there are any."""
         logits = _unmasked(strategy.model, strategy.mb_output.detach())
-        batch = [strategy.mb_x, strategy.mb_y, strategy.mb_task_id, logits]
+        x, y, *more = strategy.mbatch  # a benchmark may have no task labels
+        task = more[-1] if more else torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        batch = [x, y, task, logits]
         self._batches[strategy.clock.train_iterations] = batch
         if self.seen == 0:
             return

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from avalanche.benchmarks.utils.utils import concat_datasets
-from avalanche.models import avalanche_forward
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
@@ -77,7 +76,7 @@ class ICaRLPlugin(SupervisedPlugin):
         strategy.loss = F.binary_cross_entropy_with_logits(outputs, labels)
         if self._old_model is not None:
             with torch.no_grad():
-                old = avalanche_forward(self._old_model, strategy.mb_x, strategy.mb_task_id)
+                old = self._old_model(strategy.mb_x)
             known = outputs[:, : old.shape[1]]
             strategy.loss += F.binary_cross_entropy_with_logits(known, old.sigmoid())
 

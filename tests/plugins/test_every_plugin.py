@@ -4,10 +4,22 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios import split_online_stream
+from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.models import MultiTaskModule
+from torch.utils.data import TensorDataset
 from toy_optimizers import make_covon, make_vcl, same, weights
 from toy_vits import toy_vit
-from toys import Head, Watch, adamw, make_naive, make_strategy, sgd, toy_benchmark, toy_model
+from toys import (
+    Head,
+    Watch,
+    adamw,
+    columns,
+    make_naive,
+    make_strategy,
+    sgd,
+    toy_benchmark,
+    toy_model,
+)
 
 from covon_avalanche import plugins
 from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor, RidgeClassifier
@@ -98,7 +110,8 @@ ON_ROWS = [name for name in WHOLE_TASKS if name != "prompts"]
 
 
 def strategy_of(name, *plugins, model=None):
-    plugin, own_model, optimizer = WHOLE_TASKS[name]
+    der = (lambda: DERPlugin(8), toy_model, sgd)
+    plugin, own_model, optimizer = WHOLE_TASKS.get(name, der)
     model = model or own_model()
     return make_naive(model, optimizer(model), plugin(), *plugins)
 
@@ -106,6 +119,25 @@ def strategy_of(name, *plugins, model=None):
 def test_no_plugin_is_left_out():
     found = {type(plugin()).__name__ for plugin, _, _ in WHOLE_TASKS.values()}
     assert sorted(found.union(OTHERS)) == sorted(plugins.__all__)
+
+
+@pytest.mark.parametrize("name", [*ON_ROWS, "der"])
+def test_task_labels_are_not_needed(name):
+    """A benchmark of Avalanche's ``benchmark_from_datasets`` has none."""
+    labelled = toy_benchmark(2).train_stream
+    plain = []
+    for experience in labelled:
+        data = TensorDataset(*columns(experience))
+        data.targets = data.tensors[1].tolist()
+        plain.append(as_classification_dataset(data))
+    found = []
+    for stream in (labelled, benchmark_from_datasets(train=plain).train_stream):
+        strategy = strategy_of(name)
+        torch.manual_seed(0)
+        for experience in stream:
+            strategy.train(experience)
+        found.append(weights(strategy.model))
+    assert same(*found)
 
 
 def online_experience(boundaries):
