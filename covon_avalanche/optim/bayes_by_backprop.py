@@ -36,7 +36,9 @@ class BayesByBackprop(PosteriorOptimizer):
     :param params: parameters, named parameters or groups, as for any torch optimizer.
     :param lr: learning rate of mean and log standard deviation.
     :param ess: effective sample size lambda, in examples; larger means a weaker KL term.
-    :param std_init: standard deviation of every weight at the start of the first task.
+    :param std_init: standard deviation of every weight at the start of the first task. A step of
+        Adam changes it by a factor of about ``exp(lr)`` at most, so after few steps the posterior
+        is hardly wider; if it is narrow, the next task learns little.
     :param inner: ``"adam"`` or ``"sgd"``, the update of mean and log standard deviation.
     :param betas: Adam's averaging coefficients.
     :param eps: Adam's constant.

@@ -11,7 +11,12 @@ from covon_avalanche.plugins.task_loader import check_whole_task, task_loader
 
 
 class ClosedFormPlugin(SupervisedPlugin):
-    """Computes the classifier of a :class:`ClosedFormModel` after each domain.
+    """Computes the classifier of a :class:`ClosedFormModel` after each domain::
+
+        features = FeatureExtractor(create_backbone("squeezenet", 7, weights="default"))
+        width = features(x).shape[1]  # x: a batch of images
+        model = ClosedFormModel(features, RidgeClassifier(width, 7))
+        Naive(model=model, optimizer=SGD(model.parameters()), plugins=[ClosedFormPlugin()])
 
     Takes one pass over the domain's training data with the evaluation transform. Nothing is trained
     by gradient descent, except the weights that a model adapts in the first domain, for the
