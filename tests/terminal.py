@@ -41,7 +41,9 @@ def covon(*arguments: object, status: int = 0, **options: Any) -> Result:
 
 def refused(*arguments: object) -> str:
     """The sentence of a command that is refused."""
-    sentence = covon(*arguments, status=2).stderr.strip()
+    done = covon(*arguments, status=2)
+    assert "Traceback" not in done.output
+    sentence = done.stderr.strip()
     if "Usage:" not in sentence:  # typer's own errors come in a box
         assert len(sentence.splitlines()) == 1, sentence
         assert sentence.startswith("covon: ")

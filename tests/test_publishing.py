@@ -9,10 +9,12 @@ import re
 import shutil
 import socket
 import zipfile
+import zlib
 
 import pytest
 import torch
 from miniature import own
+from PIL import Image, PngImagePlugin
 from small_recipes import saved, short_recipe
 from terminal import covon, refused
 
@@ -40,7 +42,7 @@ SECRETS = {*VARIABLES.values(), "git-password-3", "home-of-eve"}
 
 
 def contents(data: bytes):
-    """All bytes of a file, those of archives and embedded images unpacked."""
+    """All bytes of a file, those of archives, PNG chunks and embedded images unpacked."""
     yield data
     if zipfile.is_zipfile(io.BytesIO(data)):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -49,6 +51,15 @@ def contents(data: bytes):
                 yield from contents(archive.read(name))
     if data.startswith(b"\x1f\x8b"):
         yield from contents(gzip.decompress(data))
+    if data.startswith(b"\x89PNG"):
+        at = 8
+        while at < len(data):
+            size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+            chunk, at = data[at + 8 : at + 8 + size], at + 12 + size
+            text = chunk.partition(b"\0")[2]  # after the keyword
+            start = {b"zTXt": 1, b"iTXt": text.find(b"\0", text.find(b"\0", 2) + 1) + 1}.get(kind)
+            if start is not None and (kind == b"zTXt" or text[:1] == b"\1"):
+                yield zlib.decompress(text[start:])
     for embedded in re.findall(rb"base64,([A-Za-z0-9+/=]+)", data):
         yield from contents(base64.b64decode(embedded))
 
@@ -63,10 +74,18 @@ def test_secrets_are_found_wherever_they_are():
             archive.writestr(name, data)
         return buffer.getvalue()
 
-    plain = b"by eve-the-user"
-    hidden = [plain, gzip.compress(plain), packed("a", plain), packed("eve-the-user", b"")]
-    hidden += [packed("a.zip", packed("b.gz", hidden[1]))]
-    hidden += [b"<img src='data:image/png;base64," + base64.b64encode(plain) + b"'>"]
+    def picture(**options):
+        (info := PngImagePlugin.PngInfo()).add_text("Comment", "by eve-the-user", **options)
+        Image.new("L", (2, 2)).save(buffer := io.BytesIO(), "PNG", pnginfo=info)
+        return buffer.getvalue()
+
+    itxt = PngImagePlugin.PngInfo()
+    itxt.add_itxt("Comment", "by eve-the-user", "en", "Kommentar", zip=True)
+    Image.new("L", (2, 2)).save(buffer := io.BytesIO(), "PNG", pnginfo=itxt)
+    hidden = [b"... eve-the-user", picture(), picture(zip=True), buffer.getvalue()]
+    hidden += [gzip.compress(hidden[2]), packed("a", hidden[1]), packed("eve-the-user", b"")]
+    hidden += [packed("a.zip", packed("b.gz", hidden[4]))]
+    hidden += [b"<img src='data:image/png;base64," + base64.b64encode(hidden[2]) + b"'>"]
     assert [leaks(data) for data in hidden] == [{"eve-the-user"}] * len(hidden)
     assert leaks(packed("a.zip", packed("b.gz", gzip.compress(b"nothing")))) == set()
 

@@ -194,6 +194,12 @@ def test_groups_are_added_and_printed(make):
     assert "lr: 0.3" in repr(case.optimizer)
 
 
+def test_states_of_other_groups_are_refused(make):
+    state = Case(make, "groups").optimizer.state_dict()
+    with pytest.raises(ValueError, match="number of parameter groups"):
+        Case(make).optimizer.load_state_dict(state)
+
+
 def test_a_learning_rate_may_be_a_tensor(make):
     number, tensor = (Case(make, lr=lr).train() for lr in (0.02, torch.tensor(0.02)))
     torch.testing.assert_close(number, tensor)

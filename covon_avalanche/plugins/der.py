@@ -72,8 +72,10 @@ class DERPlugin(SupervisedPlugin):
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the losses of stored examples, if there are any."""
         logits = _unmasked(strategy.model, strategy.mb_output.detach())
-        x, y, *more = strategy.mbatch  # a benchmark may have no task labels
-        task = more[-1] if more else torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        x, y = strategy.mb_x, strategy.mb_y
+        labelled = hasattr(strategy.experience, "task_labels")  # a benchmark may have none
+        zeros = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        task = strategy.mb_task_id if labelled else zeros
         batch = [x, y, task, logits]
         self._batches[strategy.clock.train_iterations] = batch
         if self.seen == 0:

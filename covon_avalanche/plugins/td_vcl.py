@@ -103,18 +103,19 @@ class TDVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-ar
         self.posteriors.append(strategy.optimizer.prior(strategy.model.named_parameters()))
         if self.replay_examples and self._memory.maxlen:
             data = strategy.experience.dataset
-            self._memory.append((len(data), *_some(data, self.replay_examples)))
+            labelled = hasattr(strategy.experience, "task_labels")  # a benchmark may have none
+            self._memory.append((len(data), *_some(data, self.replay_examples, labelled)))
 
 
 def _shapes(q: DiagGaussian) -> dict[str, torch.Size]:
     return {name: mean.shape for name, mean in q.mean.items()}
 
 
-def _some(data: Any, n: int) -> tuple[Tensor, Tensor, Tensor]:
+def _some(data: Any, n: int, labelled: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Random examples: inputs, targets, task labels."""
     rows = [data[i] for i in torch.randperm(len(data), device="cpu")[:n].tolist()]
     x = torch.stack([torch.as_tensor(row[0], device="cpu") for row in rows])
     y = torch.stack([torch.as_tensor(row[1], device="cpu") for row in rows])
-    labels = [int(row[-1]) if len(row) > 2 else 0 for row in rows]  # a benchmark may have none
+    labels = [int(row[-1]) if labelled else 0 for row in rows]
     task = torch.tensor(labels, dtype=torch.int64, device="cpu")
     return x, y, task

@@ -13,7 +13,7 @@ from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.resumable import Checkpointer
-from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.run_folder import RunFolder, StoredRun
 from covon_avalanche.experiment.search import Search, searches_in
 from covon_avalanche.experiment.search_space import Searched
 
@@ -134,6 +134,21 @@ def test_several_commands_share_the_trials(tmp_path):
     trials = [search.trial(settings) for settings in search.plan()]
     assert [(trial.starts, trial.state()[0]) for trial in trials] == [(1, "finished")] * len(trials)
     assert all(f" {len(trials)}/{len(trials)} " in output for output in outputs)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    own = {"kind": "custom", "lr": 0.01, "implementation": "dying:Naive"}
+    file = saved(small_recipe({"own": own}, stream=STREAM), tmp_path)
+    command = ["search", file, "--out", tmp_path / "s", "--jobs", 1, "--trials", 1]
+    done = covon(*command, status=1)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("covon: ")]
+    assert "its process was killed" in line
+    assert "Traceback" not in done.output
+    (run,) = (tmp_path / "s").rglob("run.json")
+    assert StoredRun(run.parent).given_up is None
 
 
 @pytest.mark.usefixtures("in_this_process", "undrawn")

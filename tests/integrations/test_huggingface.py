@@ -114,7 +114,8 @@ def test_evaluation_sees_the_mean_and_a_sample_where_asked(tmp_path):
         assert run.evaluate()["eval_loss"] != mean
 
 
-def test_after_an_interrupt_within_a_step_the_mean_is_evaluated_and_training_starts_anew(tmp_path):
+@pytest.mark.parametrize("then", ["evaluate", "save", "train again"])
+def test_after_an_interrupt_within_a_step_the_mean_is_evaluated_and_saved(then, tmp_path):
     class Interrupted(Model):
         interrupts = 1
 
@@ -130,8 +131,13 @@ def test_after_an_interrupt_within_a_step_the_mean_is_evaluated_and_training_sta
     with pytest.raises(KeyboardInterrupt):
         run.train()
     assert not same(weights(model), weights(whole))  # a sample is in place
-    run.evaluate()
-    assert torch.equal(model.seen[-1], whole.linear.weight)
+    if then == "evaluate":
+        run.evaluate()
+        assert torch.equal(model.seen[-1], whole.linear.weight)
+    elif then == "save":
+        assert torch.equal(model.state_dict()["linear.weight"], whole.linear.weight)
+    if then != "train again":
+        assert same(weights(model), weights(whole))
     run.train()  # starts anew, and the hooks go
     assert not model._forward_pre_hooks
     assert not model._state_dict_pre_hooks

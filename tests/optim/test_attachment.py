@@ -68,8 +68,8 @@ def by_block(make, micro_batches, **options):
 def attached(make, micro_batches, between=lambda model: None, wrap=lambda model: model, **options):
     """The same by :meth:`attach`; ``between`` runs after each backward pass and each step."""
     model = Net()
-    optimizer = make(model.named_parameters(), seed=3)
     outer = wrap(model)
+    optimizer = make(model.named_parameters(), seed=3)
     optimizer.attach(outer)
 
     def backward():

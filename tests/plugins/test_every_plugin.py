@@ -111,7 +111,7 @@ ON_ROWS = [name for name in WHOLE_TASKS if name != "prompts"]
 
 def strategy_of(name, *plugins, model=None):
     der = (lambda: DERPlugin(8), toy_model, sgd)
-    plugin, own_model, optimizer = WHOLE_TASKS.get(name, der)
+    plugin, own_model, optimizer = {**WHOLE_TASKS, "der": der}[name]
     model = model or own_model()
     return make_naive(model, optimizer(model), plugin(), *plugins)
 

@@ -78,6 +78,13 @@ def test_adapters_of_zeros_change_nothing_at_first(method):
     assert all(p.any() for p in model.adapters[-1].parameters())
 
 
+@pytest.mark.parametrize("method", [PINA, SOYO])
+def test_there_may_be_one_domain(method):
+    model = method(toy_vit(), 1)
+    learn(model, 0)
+    assert model(toy_images(0)[0]).shape == (24, 3)
+
+
 def test_logits_are_those_of_the_selected_domain():
     torch.manual_seed(0)
     model, x = trained(SOYO(toy_clip(), 3, prompts=4, bottleneck=2)), some_images()

@@ -183,6 +183,11 @@ def test_names_in_two_unicode_normalisations_are_one(tmp_path):
             assert [len(benchmark.images[part][domain]) for part in ("train", "test")] == [8, 2]
 
 
+def test_a_domain_that_is_not_used_may_differ_in_case_only(tmp_path, recwarn):
+    DomainFolders(pictures(tmp_path, "night/dog", "Night/dog"), domains=["night"])
+    assert not recwarn
+
+
 @pytest.mark.parametrize(
     ("places", "warning"),
     [
@@ -204,6 +209,16 @@ def test_names_that_may_be_spelt_wrong_raise_a_warning(tmp_path, places, warning
     said = [str(w.message) for w in recwarn]
     assert len(said) == (warning is not None)
     assert (warning or "") in "".join(said)
+
+
+def test_labels_that_differ_in_spaces_only_raise_a_warning(tmp_path):
+    pictures(tmp_path, "day/dog")
+    files = sorted((tmp_path / "day/dog").iterdir())
+    rows = [(files[0], "dog", "train"), (files[1], "dog ", "train"), (files[2], "dog", "test")]
+    lines = [f"day/dog/{file.name},day,{label},{split}\n" for file, label, split in rows]
+    (tmp_path / "t.csv").write_text("file,domain,label,split\n" + "".join(lines))
+    with pytest.warns(UserWarning, match="'dog' and 'dog ' differ in spaces, _, - or case only"):
+        DomainFolders(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("classes", [None, ["cat", "dog"]])
