@@ -1,7 +1,7 @@
 """Classifiers in closed form on features of a frozen network, without training by gradients.
 
 Each domain contributes sums over its examples, and the classifier over all domains is computed
-from these sums: it is that of all examples together, and none is kept. This package imports torch,
+from these sums, as from all examples together, although none is kept. This package imports torch,
 but not Avalanche.
 """
 

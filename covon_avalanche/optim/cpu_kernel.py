@@ -125,8 +125,9 @@ def _addresses(*columns: list[Tensor] | float) -> np.ndarray:
     table = [[t.numel() for t in first]]
     for column in columns:
         if isinstance(column, list):
-            half = torch.bfloat16
-            table.append([-t.data_ptr() if t.dtype == half else t.data_ptr() for t in column])
+            table.append(
+                [-t.data_ptr() if t.dtype == torch.bfloat16 else t.data_ptr() for t in column]
+            )
         else:
             table.append([0] * len(first))
     return np.array(table, i64)

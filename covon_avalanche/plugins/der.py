@@ -73,9 +73,10 @@ class DERPlugin(SupervisedPlugin):
         """Add the losses of stored examples, if there are any."""
         logits = _unmasked(strategy.model, strategy.mb_output.detach())
         x, y = strategy.mb_x, strategy.mb_y
-        labelled = hasattr(strategy.experience, "task_labels")  # a benchmark may have none
-        zeros = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        task = strategy.mb_task_id if labelled else zeros
+        if hasattr(strategy.experience, "task_labels"):
+            task = strategy.mb_task_id
+        else:  # as in benchmarks of plain data sets
+            task = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         batch = [x, y, task, logits]
         self._batches[strategy.clock.train_iterations] = batch
         if self.seen == 0:

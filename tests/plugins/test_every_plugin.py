@@ -137,6 +137,8 @@ def test_task_labels_are_not_needed(name):
         for experience in stream:
             strategy.train(experience)
         found.append(weights(strategy.model))
+        memories = [p._memory for p in strategy.plugins if isinstance(p, TDVCLPlugin)]
+        assert not any(task.any() for memory in memories for *_, task in memory)
     assert same(*found)
 
 
