@@ -18,12 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from covon_avalanche.atomic_write import write_atomically
-from covon_avalanche.experiment.grid import Outcome, run_grid
 from covon_avalanche.experiment.machine import machine, versions
-from covon_avalanche.experiment.recipe import Recipe
-from covon_avalanche.experiment.result import Result
-from covon_avalanche.experiment.run_folder import RunFolder
-from covon_avalanche.experiment.run_settings import same_settings, settings_of, upgrade_settings
 from covon_avalanche.experiment.worker_pool import WorkerPool, default_processes
 from covon_avalanche.report import Comparison, comparisons, load_results
 from covon_avalanche.report.figures import rendered, style
@@ -48,55 +43,6 @@ def arguments(doc: str, *positional: str) -> argparse.Namespace:
 
 
 # Running -----------------------------------------------------------------------------------
-
-
-def run_recipe(
-    recipe: Recipe,
-    seeds: Iterable[int],
-    file: Path,
-    dataset_root: Path | None = None,
-    processes: int | None = None,
-    strategies: Iterable[str] | None = None,
-) -> None:
-    """Run what is missing of a recipe, and store each result when it is there.
-
-    A stored result with other settings than the recipe's is replaced. Interrupted runs are
-    resumed from their folders in ``runs``.
-
-    :param file: ``.jsonl``; see :func:`~covon_avalanche.load_results`.
-    :param strategies: which to run; all by default.
-    """
-    wanted = {
-        name: same_settings(settings_of(recipe, name), dataset_root) for name in recipe.strategies
-    }
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    stored = {
-        (r.strategy, r.seed): r
-        for r in (Result.parse(line, str(file)) for line in lines)
-        if same_settings(upgrade_settings(r.settings), dataset_root) == wanted.get(r.strategy)
-    }
-    order = list(wanted)
-
-    def store(outcome: Outcome) -> None:
-        if outcome.result is None:
-            print(f"{outcome.folder.title}: {outcome.error}", flush=True)
-            return
-        # The epochs stay in the run's folder: they are nine tenths of a result.
-        stored[outcome.folder.spec] = outcome.result.model_copy(update={"epochs": []})
-        keys = sorted(stored, key=lambda key: (order.index(key[0]), key[1]))
-        write_atomically(file, "".join(stored[key].to_json() + "\n" for key in keys))
-        print(f"{outcome.folder.title}: {100 * outcome.result.average_accuracy:.2f} %", flush=True)
-
-    run_grid(
-        [
-            RunFolder(ROOT / "runs" / recipe.name, recipe, name, seed, dataset_root)
-            for seed in seeds
-            for name in strategies or wanted
-            if (name, seed) not in stored
-        ],
-        processes=processes or default_processes(recipe.device),
-        on_end=store,
-    )
 
 
 def read_cases(file: Path) -> list[Case]:

@@ -3,28 +3,24 @@
     python benchmarks/pages.py [PAGE ...]          write the pages, all by default
     python benchmarks/pages.py --store RUNS FILE   add finished runs to stored results
 
-Runs are made by ``covon run RECIPE``, with the recipes beside this file or with shipped ones;
-those of ``language`` are a finished study.
+Runs are made by ``covon run RECIPE``, with the recipes beside this file or with shipped ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from comparison import (
     RESULTS,
     ROOT,
     compared,
     mean_and_std,
-    new_figure,
     origin,
-    read_cases,
     replace_part,
 )
 from scipy.stats import t as student_t
@@ -332,53 +328,68 @@ def pacs_vit_all() -> None:
     write_part("pretrained.md", "pacs-vit-all", *parts)
 
 
-# Language ------------------------------------------------------------------------------------
+# Presets -------------------------------------------------------------------------------------
 
-LANGUAGES = {"en": "English", "de": "German", "fr": "French"}
-
-
-def language_table(runs: pd.DataFrame) -> str:
-    """Perplexity per language at the end, bits per byte, A_T, forgetting, seconds."""
-    rows = {}
-    for name, group in runs.groupby("strategy"):
-        found: dict[str, list[float]] = {}
-        for curve in map(pd.DataFrame, group["curve"]):
-            final = curve[curve["step"] == curve["step"].max()].set_index("language")
-            learned = curve[curve["learned"] == curve["language"]].groupby("language")["nats"]
-            lost = (final["nats"] - learned.last())[list(LANGUAGES)[:-1]].mean()
-            own = {"A_T (nats)": final["nats"].mean(), "forgetting (nats)": lost}
-            own |= {f"perplexity {LANGUAGES[c]}": math.exp(final["nats"][c]) for c in LANGUAGES}
-            for key, value in (own | {"bits per byte": final["bits_per_byte"].mean()}).items():
-                found.setdefault(key, []).append(value)
-        offline = name == "joint"
-        row = {"strategy": f"{name} (offline)" if offline else str(name)}
-        for key, values in found.items():
-            row[key] = mean_and_std(pd.Series(values), 1 if "perplexity" in key else 3)
-        if offline:
-            row["forgetting (nats)"] = MISSING
-        rows[np.mean(found["A_T (nats)"])] = row | {"CPU s": f"{group['seconds'].mean():.0f}"}
-    return aligned(pd.DataFrame([rows[average] for average in sorted(rows)]))
+FIRST_TRY = {
+    "pacs": ("forward", "reverse", "third", "fourth"),
+    "pacs-vit": ("forward", "reverse"),
+    "permuted-mnist-hard": ("results",),
+}
+"""The orders of their domains, which are also the names of the searched methods' results."""
+BESIDE = (
+    *("finetune", "avalanche-lwf", "avalanche-ewc", "avalanche-si", "lwf", "ewc", "si", "mas"),
+    *("rwalk", "ewc-star", "ada-reg", "evcl", "covon", "covon-gradsq"),
+)
+"""Searched methods that are shown beside the presets."""
+TITLES = {
+    "covon": "CoVON",
+    "covon-clip-2": "CoVON, `clip_radius` 2",
+    "finetune": "AdamW",
+    "covon-knob": "CoVON, `gamma` searched",
+    "covon-regmean": "CoVON + RegMean",
+    "finetune-regmean": "AdamW + RegMean",
+    "covon-slca": "CoVON + retrained classifier",
+    "covon-half": "CoVON, bfloat16 prior",
+    "covon-scratch": "CoVON, default preset",
+}
 
 
-def language() -> None:
-    """Table, and log-perplexity of each language over the training steps, mean over seeds."""
-    runs = pd.DataFrame(read_cases(RESULTS / "language/results.jsonl"))
-    with new_figure(ROOT / "docs/language.png", 9, 3.6) as figure:
-        panels = figure.subplots(1, len(LANGUAGES), sharey=True)
-        for i, (name, group) in enumerate(runs.groupby("strategy")):
-            points = pd.concat(map(pd.DataFrame, group["curve"]))
-            mean = points.pivot_table("nats", "step", "language")
-            look = (
-                {"color": figures.INK, "linestyle": "--"} if name == "joint" else {"color": f"C{i}"}
-            )
-            for axes, code in zip(panels, LANGUAGES, strict=True):
-                axes.plot(mean[code], **look, marker="osD^vPX*"[i % 8], label=name)
-                axes.set(title=LANGUAGES[code], xlabel="steps")
-        panels[0].set(ylabel="log-perplexity (nats per token)")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5)
-    shown = "![Log-perplexity of each language while training](language.png)"
-    write_part("language.md", "language", language_table(runs), origin(runs), shown)
+def title(name: str) -> str:
+    """Such as ``CoVON + RegMean, lr 2.1e-04`` for ``covon-regmean-2.1e-04``."""
+    kind, lr = re.split(r"-(?=\d\.)", name, maxsplit=1)
+    return f"{TITLES[kind]}, lr {lr}"
+
+
+def first_try(stream: str) -> str:
+    """A_T and BWT of presets without a search and of searched methods in each order, mean ±
+    standard deviation over the seeds."""
+    parts = []
+    for order in (orders := FIRST_TRY[stream]):
+        own = load_results(RESULTS / f"first-try/{stream}-{order}.jsonl")
+        parts.append(own.assign(order=order, row=own["strategy"].map(title)))
+        file = RESULTS / stream / f"{order}.jsonl"
+        if file.exists():
+            found = load_results(file)
+            found = found[found["strategy"].isin(BESIDE)]
+            parts.append(found.assign(order=order, row=found["strategy"] + ", searched"))
+    runs = pd.concat(parts, ignore_index=True)
+    by_order = runs.groupby(["row", "order"])
+    bwt = by_order["bwt"].mean().map(lambda value: f" ({100 * value:.1f})")
+    cells = (100 * runs["average_accuracy"]).groupby([runs["row"], runs["order"]])
+    rows = (cells.agg(mean_and_std, digits=1) + bwt).unstack()[list(orders)]
+    means = cells.mean().unstack()
+    rows["all orders"] = means.mean(axis=1, skipna=False).map("{:.1f}".format)
+    rows = rows.loc[means.mean(axis=1).sort_values(ascending=False).index]
+    if len(orders) == 1:
+        rows = rows.drop(columns="all orders").rename(columns={orders[0]: "A_T % (BWT)"})
+    rows = rows.replace({"nan": MISSING}).fillna(MISSING)
+    return f"{aligned(rows.rename_axis('method').reset_index())}\n\n{origin(runs)}"
+
+
+def presets() -> None:
+    """Presets without a search, beside searched methods."""
+    for stream in FIRST_TRY:
+        write_part("presets.md", f"presets, {stream}", first_try(stream))
 
 
 PAGES: dict[str, Callable[[], None]] = {
@@ -388,7 +399,7 @@ PAGES: dict[str, Callable[[], None]] = {
     "pacs": pacs,
     "pacs-vit": pacs_vit,
     "pacs-vit-all": pacs_vit_all,
-    "language": language,
+    "presets": presets,
 }
 
 

@@ -6,10 +6,8 @@
 ``sweep``: learning rates a factor of 3 around one that suits AdamW, batches of 8 and 256, 50
 training images, for a multilayer perceptron, a residual network with batch norm, a pretrained
 SqueezeNet and a pretrained ViT-S/14. ``knob``: five values of ``gamma`` on three streams.
-``estimates``: the paper's estimate of the Hessian, with the presets' steps and with the paper's
-Newton steps. Images are few, small and kept in memory: learning rates are guesses, nothing is
-searched. Results go to ``benchmarks/results/presets/PART.jsonl``, tables and figure to
-``docs/presets.md``.
+Images are few, small and kept in memory: learning rates are guesses, nothing is searched. Results
+go to ``benchmarks/results/presets/PART.jsonl``, table and figure to ``docs/presets.md``.
 """
 
 from __future__ import annotations
@@ -42,13 +40,11 @@ from torch.nn import functional as F
 from covon_avalanche import CoVON
 from covon_avalanche.backbones import create_backbone
 from covon_avalanche.merging import merge_into
-from covon_avalanche.optim import ALGORITHM_1, PERCEPTRON
-from covon_avalanche.optim.natural_units import scale_of
-from covon_avalanche.presets import FINETUNING, FROM_SCRATCH, REPARAM
+from covon_avalanche.presets import FINETUNING, FROM_SCRATCH, PERCEPTRON
 from covon_avalanche.streams import PACS, image_transforms
 
 NAME = "benchmarks/presets.py"
-PARTS = ("sweep", "knob", "estimates")
+PARTS = ("sweep", "knob")
 PAGE = ROOT / "docs/presets.md"
 STORED = {part: RESULTS / f"presets/{part}.jsonl" for part in PARTS}
 NETWORKS: dict[str, Case] = {
@@ -151,35 +147,9 @@ def make_optimizer(case: Case, model: nn.Module) -> Any:
     if case["gamma"] is not None:
         settings["gamma"] = case["gamma"]
     preset = PRESETS[case["preset"]]
-    if case["method"] == "algorithm-1":
-        return in_the_papers_units(model, preset, case, **settings)
     if case["method"] == "covon-perceptron":
         preset = PERCEPTRON
-    elif case["method"] == "reparam" and preset is FROM_SCRATCH:
-        preset = PERCEPTRON  # which has the paper's estimate
-    elif case["method"] == "reparam":
-        preset = preset | REPARAM
     return CoVON(model.named_parameters(), **{**preset, "lr": case["lr"], **settings})
-
-
-def in_the_papers_units(model: nn.Module, preset: Case, case: Case, **settings: Any) -> CoVON:
-    """Algorithm 1 as printed, with noise and prior as in the preset: a group per tensor.
-
-    Its effective sample size, a million times the examples, is that with which few of the Newton
-    steps are clipped.
-    """
-    ess = 1e6 * case["examples"]
-    groups = []
-    for name, p in model.named_parameters():
-        scale = float(scale_of(p))
-        prior = (preset["prior_width"] * scale) ** -2
-        hess = ((preset["noise"] * scale) ** -2 - prior) / ess
-        groups.append({"params": [(name, p)], "weight_decay": prior / ess, "hess_init": hess})
-    radius = 0.1
-    step = dict(lr=case["lr"] / radius, clip_radius=radius)
-    return CoVON(
-        groups, ess=ess, **{**ALGORITHM_1, **step, "prior_mean": preset["prior_mean"]}, **settings
-    )
 
 
 def batches(task: Task, case: Case, generator: torch.Generator) -> Iterator[Task]:
@@ -277,9 +247,6 @@ def cases(part: str) -> list[Case]:
                     found += [{**case, "method": method} for method in methods]
             elif seed > 2:
                 continue
-            elif part == "estimates":
-                methods = ("gradsq", "reparam", "algorithm-1")
-                found += [{**common, "method": method} for method in methods]
             elif network != "vit":
                 found += [{**common, "method": "covon", "gamma": gamma} for gamma in GAMMAS]
     return found
@@ -345,29 +312,8 @@ def knob_figure(found: pd.DataFrame, path: Path) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
 
 
-def estimates_table(found: pd.DataFrame) -> str:
-    """A_T and BWT of each estimate, a column per network."""
-    titles = {
-        "gradsq": "squared gradients, the preset",
-        "reparam": "the paper's, steps of the preset, `PERCEPTRON` or `data_precision` 0.001",
-        "algorithm-1": "the paper's, Newton steps (Algorithm 1)",
-    }
-    rows = []
-    for method, group in found.groupby("method", sort=False):
-        row = {"estimate and step": titles[str(method)]}
-        for network, own in group.groupby("network", sort=False):
-            row[f"{network} A_T % (BWT)"] = (
-                f"{mean_and_std(own['A_T'], 1)} ({own['BWT'].mean():.1f})"
-            )
-        rows.append(row)
-    return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
-
-
 def write_report() -> None:
-    """Tables and figure."""
-    if STORED["estimates"].exists():
-        found = scores("estimates")
-        replace_part(PAGE, f"{NAME}, estimates", f"{estimates_table(found)}\n\n{origin(found)}")
+    """Table and figure."""
     if STORED["sweep"].exists():
         found = scores("sweep")
         replace_part(PAGE, f"{NAME}, sweep", f"{sweep_table(found)}\n\n{origin(found)}")

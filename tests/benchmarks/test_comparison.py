@@ -6,48 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import comparison
 import pandas as pd
 import pytest
-from made_up_results import made_up, stored
-
-from covon_avalanche.experiment.recipe import choose, load_recipe
-from covon_avalanche.experiment.run_settings import settings_of
-
-
-@pytest.mark.parametrize(
-    ("changes", "missing"),
-    [
-        ([], []),
-        (['title="another"'], []),
-        (["epochs=3"], ["finetune", "covon"]),
-        (["strategies.covon.lr=0.5"], ["covon"]),
-    ],
-)
-def test_results_with_other_settings_are_measured_again(changes, missing, tmp_path, monkeypatch):
-    """Stored results lack settings that are newer than they are and have their defaults."""
-    recipe, runs, specs = load_recipe("permuted-digits"), [], []
-    for name in ("finetune", "covon"):
-        settings = settings_of(recipe, name)
-        del settings["device"], settings["workers"]
-        runs.append(made_up(name, 0, [[0.5]]).model_copy(update={"settings": settings}))
-    file = stored(tmp_path, *runs)
-    monkeypatch.setattr(comparison, "run_grid", lambda found, *_, **__: specs.extend(found))
-    today = choose(load_recipe("permuted-digits", changes), "finetune,covon")
-    comparison.run_recipe(today, [0], file)
-    assert [folder.spec.strategy for folder in specs] == missing
-
-
-def test_a_result_is_stored_without_its_epochs_in_the_recipes_order(tmp_path, monkeypatch):
-    def run_grid(folders, *_, on_end, **__):
-        for folder in reversed(folders):
-            on_end(comparison.Outcome(folder, made_up(*folder.spec, [[0.5]])))
-        on_end(comparison.Outcome(folders[0], error="diverged"))
-
-    monkeypatch.setattr(comparison, "run_grid", run_grid)
-    recipe = choose(load_recipe("permuted-digits"), "finetune,covon")
-    comparison.run_recipe(recipe, [0, 1], tmp_path / "stored.jsonl")
-    rows = comparison.read_cases(tmp_path / "stored.jsonl")
-    in_order = [("finetune", 0), ("finetune", 1), ("covon", 0), ("covon", 1)]
-    assert [(row["strategy"], row["seed"]) for row in rows] == in_order
-    assert all(row["epochs"] == [] for row in rows)
 
 
 def test_only_missing_cases_are_measured_and_stored_with_where(tmp_path, monkeypatch):

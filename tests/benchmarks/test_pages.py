@@ -2,7 +2,6 @@
 
 import comparison
 import pages
-import pandas as pd
 import pytest
 from made_up_results import made_up, stored
 
@@ -12,13 +11,10 @@ from covon_avalanche.report import load_results
 from covon_avalanche.report.results import read_results
 
 
-@pytest.mark.parametrize("page", ["overview", "digits", "permuted-mnist", "language"])
-def test_tables(page, monkeypatch, tmp_path):
+@pytest.mark.parametrize("page", ["overview", "digits", "permuted-mnist", "presets"])
+def test_tables(page, monkeypatch):
     written = {}
     monkeypatch.setattr(pages.figures, "save", lambda *_: None)
-    new_figure = pages.new_figure
-    file = tmp_path / "it.png"
-    monkeypatch.setattr(pages, "new_figure", lambda _, *size: new_figure(file, *size))
     monkeypatch.setattr(pages, "replace_part", lambda *part: written.update({part[:2]: part[2]}))
     pages.PAGES[page]()
     assert written
@@ -33,6 +29,14 @@ def test_tables(page, monkeypatch, tmp_path):
         *((f"pacs_{order}", f"pacs/{order}") for order in ("forward", "reverse", "fourth")),
         ("merging_reverse_longer", "merging/reverse-longer"),
         ("pacs_vit_longer", "pacs-vit/longer"),
+        ("first_try_pacs", "first-try/pacs-forward"),
+        *(
+            (f"first_try_pacs_{order}", f"first-try/pacs-{order}")
+            for order in ("reverse", "third", "fourth")
+        ),
+        ("first_try_pacs_vit", "first-try/pacs-vit-forward"),
+        ("first_try_pacs_vit_reverse", "first-try/pacs-vit-reverse"),
+        ("permuted_mnist_more", "first-try/permuted-mnist-hard-results"),
     ],
 )
 def test_stored_results_are_of_the_recipes(recipe, file):
@@ -59,20 +63,3 @@ def test_machines_name_their_accelerator():
     assert comparison.machine_name(machine) == "16 cores (Xeon)"
     on_gpu = {**machine, "accelerator": "NVIDIA H100"}
     assert comparison.machine_name(on_gpu) == "NVIDIA H100, 16 cores (Xeon)"
-
-
-def test_the_table_of_languages():
-    """Forgetting is the increase since a language was learned, but for the last one."""
-    nats = {
-        ("en", 1): (3.0, 9.0, 9.0), ("en", 2): (2.0, 9.0, 9.0), ("de", 3): (2.5, 4.0, 9.0),
-        ("fr", 4): (3.0, 4.2, 5.0),
-    }  # fmt: skip
-    curve = [
-        {"learned": learned, "step": step, "language": name, "nats": value, "bits_per_byte": 1.0}
-        for (learned, step), values in nats.items()
-        for name, value in zip(("en", "de", "fr"), values, strict=True)
-    ]
-    runs = pd.DataFrame([{"strategy": "covon", "curve": curve, "seconds": 7.0}])
-    line = pages.language_table(runs).splitlines()[-1]
-    cells = [cell.strip() for cell in line.split("|")[1:-1]]
-    assert cells == ["covon", "4.067", "0.600", "20.1", "66.7", "148.4", "1.000", "7"]
