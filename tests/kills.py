@@ -1,7 +1,7 @@
 """Kill a grid of runs again and again; check that nothing is lost and no result differs.
 
-    python benchmarks/kills.py             # 50 kills, some minutes; results/kills.json
-    python benchmarks/kills.py --short     # 3 kills; stores nothing
+    python tests/kills.py             # 50 kills, some minutes; benchmarks/results/kills.json
+    python tests/kills.py --short     # 3 kills; stores nothing
 
 At random moments, from the first imports on, ``covon run`` gets a signal, alone or with all its
 processes, once or twice, and the same command is given again. When a grid is finished, one with
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
@@ -24,6 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.result import Result
 
 STRATEGIES = ("ewc-star", "vcl", "covon")
@@ -152,10 +155,10 @@ def main() -> None:
         found = measure(kills, epochs, Path(folder), random.Random(0))
     print(found)
     if not short:
-        from comparison import RESULTS, write_measurement
-
-        about = {"script": "benchmarks/kills.py", "epochs": epochs, "strategies": STRATEGIES}
-        write_measurement(RESULTS / "kills.json", found, **about)
+        about = {"script": "tests/kills.py", "epochs": epochs, "strategies": STRATEGIES}
+        about |= {"versions": versions(), "machine": machine(), "rows": found}
+        file = Path(__file__).parents[1] / "benchmarks/results/kills.json"
+        write_atomically(file, json.dumps(about, indent=1) + "\n")
     if any(found[what] for what in WRONG):
         sys.exit(1)
 

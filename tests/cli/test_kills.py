@@ -1,4 +1,4 @@
-"""A grid of runs that is killed; tests of Ctrl-C and of kills of one process are in ``cli``."""
+"""A grid of runs that is killed."""
 
 import random
 import subprocess
