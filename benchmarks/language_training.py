@@ -89,22 +89,17 @@ def smollm2_tokens(corpora: Path) -> dict[str, Tensor]:
 # Models --------------------------------------------------------------------------------------
 
 
-def make_model(vocabulary: int, **config: int) -> nn.Module:
-    """A GPT-2 without dropout."""
+def small_gpt2(corpora: Path) -> nn.Module:
+    """Four layers with random weights, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    vocabulary = len(load_file(tokenized(corpora))["bytes"])
+    sizes = dict(n_positions=LENGTH, n_embd=128, n_layer=4, n_head=4)
     none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     ends = dict.fromkeys(("bos_token_id", "eos_token_id"), 0)
     faster = dict(activation_function="gelu_pytorch_tanh", attn_implementation="eager")
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=vocabulary, use_cache=False, **none, **ends, **faster, **config)
-    )
-
-
-def small_gpt2(corpora: Path) -> nn.Module:
-    """Four layers with random weights."""
-    vocabulary = len(load_file(tokenized(corpora))["bytes"])
-    return make_model(vocabulary, n_positions=LENGTH, n_embd=128, n_layer=4, n_head=4)
+    own = {**sizes, **none, **ends, **faster}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, use_cache=False, **own))
 
 
 def gpt2(corpora: Path) -> nn.Module:

@@ -39,7 +39,7 @@ from covon_avalanche.report.tables import (
 )
 
 NAME = "benchmarks/pages.py"
-CURVES, SEEDS = "Average accuracy over the domains learned", "mean over seeds"
+CURVES = "Average accuracy over the domains learned"
 
 
 def store(runs: Path, file: Path) -> None:
@@ -248,7 +248,7 @@ def pacs() -> None:
                 {s: [save_figure(comparison, f"matrix-{s}", f"pacs-{order}-{s}")] for s in shown}
             )
             parts += [
-                f"Accuracy on each domain (across) after each domain learned (down), {SEEDS}:",
+                "Accuracy on each domain (across) after each was learned (down), mean over seeds:",
                 aligned(matrices, left=len(shown)),
                 "Calibration, with the mean weights and with 8 posterior samples:",
                 markdown_table(comparison, CALIBRATION),

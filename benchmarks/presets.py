@@ -36,6 +36,7 @@ from comparison import (
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock
 
 from covon_avalanche import CoVON
 from covon_avalanche.backbones import create_backbone
@@ -64,25 +65,6 @@ WEIGHTS = {
 Task = tuple[Tensor, Tensor]
 
 
-class Residual(nn.Module):
-    """Two convolutions with batch norm, and a shortcut."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        parts = [
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-        ]
-        self.body = nn.Sequential(*parts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = F.relu(x + self.body(x))
-        return result
-
-
 def make_network(name: str, root: Path) -> nn.Module:
     """Random weights, or pretrained ones."""
     if name == "mlp":
@@ -90,7 +72,7 @@ def make_network(name: str, root: Path) -> nn.Module:
         return nn.Sequential(nn.Flatten(), *layers, nn.Linear(100, 10))
     if name == "resnet":
         first = [nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
-        blocks = [Residual(32), nn.MaxPool2d(2), Residual(32)]
+        blocks = [BasicBlock(32, 32), nn.MaxPool2d(2), BasicBlock(32, 32)]
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)]
         return nn.Sequential(*first, *blocks, *head)
     backbone, file = WEIGHTS[name]
@@ -298,11 +280,8 @@ def knob_figure(found: pd.DataFrame, path: Path) -> None:
     with new_figure(path, 9, 3.2) as figure:
         panels = figure.subplots(1, len(networks))
         for axes, network in zip(panels, networks, strict=True):
-            mean = (
-                found[found["network"] == network]
-                .groupby("gamma")[["learned", "A_T", "BWT"]]
-                .mean()
-            )
+            own = found[found["network"] == network].groupby("gamma")
+            mean = own[["learned", "A_T", "BWT"]].mean()
             axes.plot(mean.index, mean["learned"], marker="s", label="learned, before the merge")
             axes.plot(mean.index, mean["A_T"], marker="o", label="A_T")
             axes.plot(mean.index, mean["BWT"], marker="D", label="BWT")
@@ -314,14 +293,12 @@ def knob_figure(found: pd.DataFrame, path: Path) -> None:
 
 def write_report() -> None:
     """Table and figure."""
-    if STORED["sweep"].exists():
-        found = scores("sweep")
-        replace_part(PAGE, f"{NAME}, sweep", f"{sweep_table(found)}\n\n{origin(found)}")
-    if STORED["knob"].exists():
-        found = scores("knob")
-        knob_figure(found, ROOT / "docs/settings-knob.png")
-        text = "![Learned accuracy, A_T and BWT against gamma](settings-knob.png)"
-        replace_part(PAGE, f"{NAME}, knob", f"{text}\n\n{origin(found)}")
+    found = scores("sweep")
+    replace_part(PAGE, f"{NAME}, sweep", f"{sweep_table(found)}\n\n{origin(found)}")
+    found = scores("knob")
+    knob_figure(found, ROOT / "docs/settings-knob.png")
+    text = "![Learned accuracy, A_T and BWT against gamma](settings-knob.png)"
+    replace_part(PAGE, f"{NAME}, knob", f"{text}\n\n{origin(found)}")
 
 
 def main() -> None:

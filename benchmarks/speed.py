@@ -1,4 +1,4 @@
-"""Speed: optimizer steps, what bounds them, training steps, a whole ``covon run``.
+"""Speed: optimizer steps, training steps, a whole ``covon run``.
 
     python benchmarks/speed.py [PART ...]           # everything, about 20 minutes
     python benchmarks/speed.py --short              # a minute; stores nothing
@@ -129,36 +129,6 @@ def step(model: str, names: Sequence[str] = (), device: str = "cpu") -> Cases:
     return {name: case(name) for name in names or known[: 4 if model == "ViT-B/16" else None]}
 
 
-PASSES = {
-    "AdamW fused": (0, 7),
-    "CoVON compiled, gradsq": (4, 14),
-    "CoVON compiled, reparam": (6, 15),
-}
-"""Tensors of the weights' size that a step in natural units passes over from the second task on:
-in kernels that only read (1 to check the gradients, 3 or 5 for the step's length), and in others (9
-or 10 in the step, and 5 in the draw, whose output the processor reads before it is written)."""
-
-
-def bound(model: str) -> Cases:
-    """Optimizer steps, and what bounds them: memory, and arithmetic of the noise."""
-    from covon_avalanche.optim.samples import fill_normal_
-
-    size = sum(math.prod(shape) for shape in SHAPES[model])
-    x, y, part = torch.zeros(size), torch.ones(size), torch.empty(2**16)  # in the cache
-
-    def draw_noise() -> None:
-        for number in range(size // len(part)):
-            fill_normal_(part, 0, number)
-
-    steps = step(model)
-    return {
-        **{name: steps[name] for name in PASSES},
-        "two read": lambda: torch.dot(x, y),
-        "two read, one written": lambda: x.add_(y),
-        "noise": draw_noise,
-    }
-
-
 def mlp() -> nn.Sequential:
     """MLP 784-100-100-10."""
     layers = [nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)]
@@ -237,7 +207,6 @@ def run(recipe: str) -> Cases:
 
 PARTS: dict[str, tuple[Callable[[str], Cases], list[str], int]] = {
     "step": (step, list(SHAPES), 15),
-    "bound": (bound, ["ViT-S/16"], 15),
     "train": (train, ["MLP, batch 256", *list(VITS)[:2]], 9),
     "run": (run, ["permuted-digits"], 3),
     "gpu-step": (partial(on_gpu, step), ["ViT-S/16", "ViT-B/16"], 9),
@@ -365,18 +334,6 @@ def ratios(rows: pd.DataFrame) -> pd.DataFrame:
     return table.loc[cases, rows["column"].unique()].fillna("-").reset_index(names="")
 
 
-def bounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each step's time beside that of its passes over memory and of its noise."""
-    ms = 1000 * rows.set_index("case")["seconds"]
-    table = pd.DataFrame(PASSES, ["passes, reading", "passes, others"]).T
-    reading, others = ms["two read"] / 2, ms["two read, one written"] / 3
-    table["memory, ms"] = table @ [reading, others]
-    table["noise, ms"] = ms["noise"] * table.index.str.startswith("CoVON")
-    table["measured, ms"] = ms[table.index]
-    table["measured / bound"] = ms[table.index] / (table["memory, ms"] + table["noise, ms"])
-    return table.round(2).reset_index(names="")
-
-
 def write_tables() -> None:
     """Write the tables of all parts, and of training steps with AVX2; those of the GPU if they
     were measured."""
@@ -391,7 +348,7 @@ def write_tables() -> None:
         stored = json.loads(file.read_text(encoding="utf-8"))
         about = provenance(stored, stored.get("accelerator", stored["cpu_capability"]))
         rows = pd.DataFrame(stored["rows"])
-        table = aligned((bounds if part == "bound" else ratios)(rows))
+        table = aligned(ratios(rows))
         replace_part(PAGE, f"benchmarks/speed.py, {part}", f"{table}\n\n{about}")
 
 

@@ -8,8 +8,14 @@ import torch
 from language_memory import measure
 from safetensors.torch import load_file
 
-pytest.importorskip("transformers", reason="needs the extra language")
+transformers = pytest.importorskip("transformers", reason="needs the extra language")
 WORDS = {"en": "the cat and the dog ", "de": "die Katze, der Hund ", "fr": "le chat, le chien "}
+
+
+def gpt2(vocabulary, width):
+    """Two layers with random weights."""
+    sizes = dict(n_positions=32, n_embd=width, n_layer=2, n_head=2)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=vocabulary, **sizes))
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def test_every_byte_belongs_to_one_token(tokens):
 
 def test_covon_keeps_five_tensors_of_the_trained_weights():
     peft = pytest.importorskip("peft", reason="needs the extra language")
-    whole = training.make_model(8000, n_positions=32, n_embd=384, n_layer=2, n_head=2)
+    whole = gpt2(8000, 384)
     sizes = [p.numel() for p in whole.parameters()]
     largest = max(sizes) / sum(sizes)
     found = measure(whole)
@@ -48,13 +54,13 @@ def test_covon_keeps_five_tensors_of_the_trained_weights():
 
 @pytest.mark.parametrize(("dtype", "kept"), [(torch.float32, 4.0), (torch.bfloat16, 4.5)])
 def test_covon_keeps_one_tensor_less_with_a_bfloat16_prior(dtype, kept):
-    model = training.make_model(1000, n_positions=32, n_embd=128, n_layer=2, n_head=2).to(dtype)
+    model = gpt2(1000, 128).to(dtype)
     found = measure(model, "CoVON, bfloat16 prior")
     assert kept - 0.01 < found["kept"] < kept + 0.001  # and a few numbers per tensor
 
 
 @pytest.mark.parametrize("method", ["AdamW", "Ada-Reg", "EWC*"])
 def test_what_other_methods_keep(method):
-    model = training.make_model(1000, n_positions=32, n_embd=128, n_layer=2, n_head=2)
+    model = gpt2(1000, 128)
     kept = 2 if method == "AdamW" else 4  # an anchor has a mean and a precision
     assert measure(model, method)["kept"] == pytest.approx(kept, abs=0.1)
