@@ -33,6 +33,18 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
+def check_logits(user: str, output: Tensor) -> None:
+    """Raise a ``ValueError`` unless the outputs are logits of several classes.
+
+    :param user: what needs them, for the message.
+    """
+    if output.dim() != 2 or output.shape[1] < 2:
+        raise ValueError(
+            f"{user} needs logits of shape (batch, classes), got {tuple(output.shape)} (a binary "
+            "classifier must have two outputs)"
+        )
+
+
 def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
     """Raise a ``ValueError`` unless the value is one of the known ones."""
     if value not in known:

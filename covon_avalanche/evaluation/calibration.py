@@ -56,11 +56,16 @@ class CalibrationSums:
         :param targets: class ids of shape (batch,).
         :raises ValueError: for other shapes, and targets that are not whole numbers.
         """
-        if logits.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        if (
+            logits.dim() != 2
+            or logits.shape[1] < 2
+            or targets.dim() != 1
+            or targets.is_floating_point()
+        ):
             raise ValueError(
-                "accuracy and calibration need logits of shape (batch, classes) and class ids of "
-                f"shape (batch,), got shapes {tuple(logits.shape)} and {tuple(targets.shape)}, and "
-                f"targets of {targets.dtype}"
+                "accuracy and calibration need logits of shape (batch, classes), of two classes or "
+                f"more, and class ids of shape (batch,), got shapes {tuple(logits.shape)} and "
+                f"{tuple(targets.shape)}, and targets of {targets.dtype}"
             )
         logits, targets = logits.detach().cpu(), targets.detach().cpu()  # MPS has no float64
         log_p = logits.double().log_softmax(1)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from covon_avalanche.checks import check_logits
 from covon_avalanche.float64 import in_double
 from covon_avalanche.merging.layers import as_rows, layer_names
 from covon_avalanche.merging.linalg import mean_diagonals, with_ridge
@@ -148,7 +149,8 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
         if isinstance(layer, nn.MultiheadAttention):  # does not call its output projection
             layer, output = layer.out_proj, output[0]
-        edges.append((layer, get_gradient_edge(output)))
+        if output.requires_grad:  # not under no_grad
+            edges.append((layer, get_gradient_edge(output)))
 
     sums: dict[str, Tensor] = {}
     torch.clear_autocast_cache()  # of casts of the weights that were made without gradients
@@ -156,15 +158,17 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
     attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     with in_mode(model, train=False), module_hooks() as hooks:
         for layer in (*names, *(m for m in attention if m.out_proj in names)):
-            hooks.enter_context(layer.register_forward_hook(keep))
+            hooks.enter_context(layer.register_forward_hook(keep, prepend=True))
         for x, _, *more in batches:
             edges.clear()
             output = model(x, *more).float()
+            check_logits("KFACMerge", output)
             chances = output.detach().softmax(1).cpu()
             labels = chances.multinomial(1, generator=generator)[:, 0].to(output.device)
             loss = F.cross_entropy(output, labels, reduction="sum")
-            found = torch.autograd.grad(loss, [edge for _, edge in edges], allow_unused=True)
-            for (layer, _), gradient in zip(edges, found, strict=True):
+            outputs = [*edges]  # checkpointing calls hooks again in the backward pass
+            found = torch.autograd.grad(loss, [edge for _, edge in outputs], allow_unused=True)
+            for (layer, _), gradient in zip(outputs, found, strict=True):
                 if gradient is not None:
                     added = _moments(layer, gradient.float())
                     sums[names[layer]] = sums.get(names[layer], 0.0) + added

@@ -171,7 +171,6 @@ class PosteriorPlugin(SupervisedPlugin):
     def before_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, with ``eval_samples``; the same for all batches."""
         if self._averages_samples(strategy):
-            _check_classes(strategy.mb_y)
             strategy.optimizer.param_groups[0]["noise_draws"] = self._draws
             self._open_sample(strategy, train=False)
 
@@ -185,6 +184,7 @@ class PosteriorPlugin(SupervisedPlugin):
             with strategy.optimizer.sampled_params(False, self.eval_temperature):
                 outputs.append(strategy.forward())
         classes = 1 if isinstance(strategy._criterion, CrossEntropyLoss) else -1
+        _check_classes(outputs[0].shape, classes, strategy.mb_y)
         log_probabilities = torch.stack([output.log_softmax(classes) for output in outputs])
         strategy.mb_output = log_probabilities.logsumexp(0) - math.log(len(outputs))
 
@@ -206,14 +206,17 @@ class PosteriorPlugin(SupervisedPlugin):
             sample.__exit__(None, None, None)
 
 
-def _check_classes(targets: Tensor) -> None:
-    """Raise a ``ValueError`` for targets that are neither class ids nor probabilities."""
+def _check_classes(shape: torch.Size, classes: int, targets: Tensor) -> None:
+    """Raise a ``ValueError`` for targets that are neither class ids nor probabilities, or a single
+    output."""
     if not targets.is_floating_point():
-        return
-    if targets.dim() < 2 or not torch.allclose(targets.sum(1), targets.new_ones(())):
+        valid = targets.shape != shape and shape[classes] > 1
+    else:
+        valid = targets.dim() > 1 and torch.allclose(targets.sum(1), targets.new_ones(()))
+    if not valid:
         raise ValueError(
             "eval_samples averages class probabilities, but the targets are neither class ids nor "
-            "probabilities of classes: leave it at 0"
+            f"probabilities of classes, for outputs of shape {tuple(shape)}: leave it at 0"
         )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
+from covon_avalanche.checks import check_logits
 from covon_avalanche.float64 import in_double
 from covon_avalanche.module_hooks import module_hooks
 
@@ -86,7 +87,7 @@ def expected_squared_gradients(model: nn.Module, batches: Iterable[Batch]) -> di
     for each example, the same each time.
 
     :raises ValueError: if there are no examples, or outputs are not logits of shape
-        (batch, classes).
+        (batch, classes), of at least two classes.
     """
     add = partial(_add_expected, generator=torch.Generator().manual_seed(0))
     return _average(add, model, batches, F.cross_entropy)
@@ -174,10 +175,7 @@ def _add_expected(
     x, _, *more = batch
     with torch.no_grad():
         output = model(x, *more)
-    if output.dim() != 2:
-        raise ValueError(
-            f"predicted labels need logits of shape (batch, classes), got {tuple(output.shape)}"
-        )
+    check_logits("the Fisher information of predicted labels", output)
     p = in_double(output).softmax(1)
     passes = min(p.shape[1], _MOST_PASSES)
     drawn = torch.multinomial(p.cpu(), passes, replacement=True, generator=generator).to(p.device)
@@ -244,20 +242,22 @@ def _add_by_hooks(
     }
     # The input of each call, and the graph edge of its output, which an in-place activation may
     # have changed since.
-    calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
+    calls: list[tuple[nn.Module, Tensor, GradientEdge | None]] = []
     inputs: list[Node] = []
 
     def keep(
         layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         x = next(iter((*args, *kwargs.values())))
-        calls.append((layer, x.detach(), get_gradient_edge(output)))
+        edge = get_gradient_edge(output) if output.requires_grad else None  # under no_grad
+        calls.append((layer, x.detach(), edge))
         if x.requires_grad:
             inputs.append(get_gradient_edge(x).node)
 
     with module_hooks() as hooks:
-        for layer in layers:
-            hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
+        for layer in layers:  # before other hooks, which may change the output
+            hook = layer.register_forward_hook(keep, with_kwargs=True, prepend=True)
+            hooks.enter_context(hook)
         alone = None
         if len(y) > 1:
             # Suppressed where the network needs the whole batch, or has other inputs than tensors.
@@ -274,14 +274,17 @@ def _add_by_hooks(
     # these calls.
     if alone is not None and alone != [(layer, 1) for layer, *_ in calls]:
         return False
+    edges = [edge for *_, edge in calls if edge is not None]
+    if len(edges) < len(calls):
+        return False
     called = {layer for layer, *_ in calls}
     if len(called) < len(calls) or not all(_rows_are_examples(c, x, len(y)) for c, x, _ in calls):
         return False
     loss = vmap(lambda o, t: criterion(o[None], t[None]))(output, y).sum()
     weights = {get_gradient_edge(model.get_parameter(name)).node for name in sums}
-    if _reaches([loss.grad_fn, *inputs], weights, around={edge.node for *_, edge in calls}):
+    if _reaches([loss.grad_fn, *inputs], weights, around={edge.node for edge in edges}):
         return False
-    gradients = torch.autograd.grad(loss, [edge for *_, edge in calls], allow_unused=True)
+    gradients = torch.autograd.grad(loss, edges, allow_unused=True)
     for (layer, a, _), g in zip(calls, gradients, strict=True):
         if g is not None:
             weight, bias = (sums.get(f"{layers[layer]}{name}") for name in ("weight", "bias"))

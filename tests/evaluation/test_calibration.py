@@ -58,8 +58,11 @@ def test_no_images_are_refused():
         (torch.zeros(8, 3), torch.zeros(8)),
         (torch.zeros(8, 3), torch.zeros(8, 3)),
         (torch.zeros(8), torch.zeros(8).long()),
+        (torch.zeros(8, 1), torch.zeros(8).long()),
     ],
 )
 def test_regressions_are_refused(logits, targets):
-    with pytest.raises(ValueError, match=r"need logits of shape \(batch, classes\) and class ids"):
+    with pytest.raises(
+        ValueError, match=r"need logits of shape \(batch, classes\), of two classes"
+    ):
         CalibrationSums().add(logits, targets)

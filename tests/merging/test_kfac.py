@@ -1,8 +1,10 @@
 """Merges by Kronecker-factored curvatures against linear systems and gradients by hand."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from toy_merging import Net, accuracies, images, merged_by, task_of
 from toy_optimizers import weights
 
@@ -94,6 +96,38 @@ def test_gradient_moments_are_those_of_single_examples():
             wanted[name] = wanted.get(name, 0) + split.mT @ split
     assert found["second"].shape == (2, 3, 3)
     torch.testing.assert_close(found, wanted)
+
+
+class Odd(nn.Module):
+    """Layers that run without gradients, within checkpointing, and with a hook behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 3)
+        self.head.register_forward_hook(lambda layer, inputs, output: 2 * output)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.frozen(x)
+        return self.head(checkpoint(lambda x: self.inner(x).tanh(), x, use_reentrant=False))
+
+
+def test_gradients_of_layers_in_odd_places():
+    torch.manual_seed(2)
+    model, x = Odd(), torch.randn(6, 3)
+    found = output_gradient_moments(model, [(x, None)])
+    hidden = model.inner(model.frozen(x)).tanh().detach().requires_grad_()
+    chances = model.head(hidden).softmax(1)
+    labels = chances.multinomial(1, generator=torch.Generator().manual_seed(0))[:, 0]
+    g = 2 * (chances - F.one_hot(labels, 3)).detach()
+    inner = (g @ model.head.weight).detach() * (1 - hidden.detach() ** 2)
+    wanted = {"inner": (inner.T @ inner)[None], "head": (g.T @ g)[None]}
+    torch.testing.assert_close({n: found[n] for n in sorted(found)}, dict(sorted(wanted.items())))
+
+
+def test_a_single_output_is_refused():
+    with pytest.raises(ValueError, match=r"KFACMerge needs logits .* got \(6, 1\)"):
+        output_gradient_moments(nn.Linear(3, 1), [(torch.randn(6, 3), None)])
 
 
 def test_tied_layers_have_the_gradients_of_all():

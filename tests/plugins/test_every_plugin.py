@@ -161,6 +161,15 @@ def test_parts_of_a_task_are_trained_with_consolidate_every():
     assert strategy.optimizer.state[strategy.model[0].weight]["prior_precision"].min() > 1.0
 
 
+@pytest.mark.parametrize("plugin", [LwFPlugin, lambda: ICaRLPlugin(8)])
+def test_a_binary_classifier_of_a_single_output_is_refused(plugin):
+    model = torch.nn.Linear(8, 1)
+    strategy = make_naive(model, sgd(model), plugin())
+    strategy._criterion = lambda output, y: output.square().mean()
+    with pytest.raises(ValueError, match=r"Plugin needs logits .* got \(16, 1\) \(a binary"):
+        strategy.train(toy_benchmark(1).train_stream[0])
+
+
 @pytest.mark.parametrize(
     ("plugin", "model", "optimizer", "says"),
     [

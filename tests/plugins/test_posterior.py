@@ -166,6 +166,10 @@ def test_samples_of_a_regression_are_refused_and_those_with_soft_labels_averaged
     for y in (torch.randn(16, 4), torch.randn(16)):
         with pytest.raises(ValueError, match="eval_samples averages class probabilities, but the"):
             train_and_evaluate(model, x, y, lambda output, y: (output.sum() - y.sum()).square())
+    for more in ((), (1,)):  # a binary classifier of a single output
+        single, y = nn.Sequential(nn.Linear(8, 1), nn.Flatten()), torch.randint(2, (16, *more))
+        with pytest.raises(ValueError, match=r"for outputs of shape \(16, 1\): leave it at 0"):
+            train_and_evaluate(single, x, y, lambda output, y: output.mean())
     soft = torch.rand(16, 4).softmax(1)
     output = train_and_evaluate(model, x, soft, nn.CrossEntropyLoss())
     torch.testing.assert_close(output, model(x).detach().log_softmax(1), rtol=1e-3, atol=1e-3)

@@ -84,6 +84,15 @@ class Masked(SequenceModel):
         return self.norm(super().forward(x[x.flatten(1).norm(dim=1) > 0]))
 
 
+class Detached(SequenceModel):
+    """Runs a layer that is trained elsewhere without gradients."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            rows = torch.tanh(self.inner(x.view(len(x), -1, 3)))
+        return self.head(rows.mean(1))
+
+
 class Recurrent(nn.Module):
     """Of a layer whose in-place updates ``torch.func`` refuses."""
 
@@ -106,6 +115,13 @@ def tied_weights():
     return nn.Sequential(model, nn.Linear(72, 4))
 
 
+def hooked():
+    """A hook changes a layer's output."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 7), nn.Tanh(), nn.Linear(7, 4))
+    model[1].register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return model
+
+
 def conv(*layers, outputs, **options):
     conv = nn.Conv2d(2, 6, 3, **options)
     return nn.Sequential(conv, *layers, nn.Flatten(), nn.Linear(outputs, 4, bias=False))
@@ -126,6 +142,8 @@ MODELS = {
     "rescaled": Rescaled,
     "normalised": Normalised,
     "masked": Masked,
+    "without gradients": Detached,
+    "hooked": hooked,
     "gru": lambda: Recurrent(nn.GRU),
     "rnn": lambda: Recurrent(nn.RNN),
     "shared": shared_layer,
@@ -134,7 +152,7 @@ MODELS = {
     "layer norm": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, 4)),
     "batch norm": lambda: conv(nn.BatchNorm2d(6), outputs=96),
 }
-BY_HOOKS = {"mlp", "in place", "sequence", "keyword", "conv", "conv dilated"}
+BY_HOOKS = {"mlp", "hooked", "in place", "sequence", "keyword", "conv", "conv dilated"}
 
 
 @pytest.fixture(params=MODELS, ids=lambda name: name.replace(" ", "-"))
@@ -217,8 +235,10 @@ def test_many_classes_have_drawn_labels_the_same_each_time(monkeypatch):
 
 
 def test_outputs_that_are_no_logits_of_examples_have_no_predicted_labels():
-    with pytest.raises(ValueError, match=r"logits of shape \(batch, classes\), got \(2, 3, 4\)"):
-        expected_squared_gradients(nn.Linear(5, 4), [(torch.randn(2, 3, 5), torch.zeros(2))])
+    for width, shape in ((4, r"\(2, 3, 4\)"), (1, r"\(2, 1\)")):
+        x = torch.randn(2, 5) if width == 1 else torch.randn(2, 3, 5)
+        with pytest.raises(ValueError, match=rf"logits of shape \(batch, classes\), got {shape}"):
+            expected_squared_gradients(nn.Linear(5, width), [(x, torch.zeros(2))])
 
 
 def test_plain_layers_go_by_hooks_and_the_rest_by_torch_func(case, monkeypatch):
@@ -238,7 +258,9 @@ def test_batch_squares_times_the_batch_size(case):
     batches = list(zip(x[:6].split(3), y[:6].split(3), strict=True))
     expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     for xs, ys in batches:
-        gradients = torch.autograd.grad(F.cross_entropy(model(xs), ys), list(model.parameters()))
+        model.zero_grad(set_to_none=False)
+        F.cross_entropy(model(xs), ys).backward()
+        gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
         for name, gradient in zip(expected, gradients, strict=True):
             expected[name] += 3 * gradient.square() / 2
     torch.testing.assert_close(squared_batch_gradients(model, batches), expected)
