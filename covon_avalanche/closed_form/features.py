@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torchvision.models import SwinTransformer
 
 from covon_avalanche.checks import check_choice
 from covon_avalanche.last_layer import last_layer
+from covon_avalanche.module_hooks import module_hooks
 
 _CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -68,14 +68,15 @@ class FeatureExtractor(nn.Module):
         def keep(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
         ) -> None:
-            found[layer] = next(iter((*args, *kwargs.values()))) if self._of_inputs else output
+            x = next(iter((*args, *kwargs.values()))) if self._of_inputs else output
+            found[layer] = self._pooled(x.float()).clone()  # later layers may change x in place
 
         layers = [self.network.get_submodule(name) for name in self._layers]
-        with ExitStack() as hooks:
+        with module_hooks() as hooks:
             for layer in layers:
                 hooks.enter_context(layer.register_forward_hook(keep, with_kwargs=True))
             self.network(x)
-        return torch.cat([self._pooled(found[layer].float()) for layer in layers], 1)
+        return torch.cat([found[layer] for layer in layers], 1)
 
     def _pooled(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
@@ -83,12 +84,20 @@ class FeatureExtractor(nn.Module):
             has_class_token = any(n.endswith(_CLASS_TOKENS) for n in names)
             return x[:, 0] if has_class_token else x.mean(1)
         if x.dim() == 4:
-            of_timm = getattr(self.network, "output_fmt", None) == "NHWC"
-            channels_last = of_timm or isinstance(self.network, SwinTransformer)  # torchvision's
-            maps = (x.permute(0, 3, 1, 2) if channels_last else x).flatten(2)
+            maps = (x.permute(0, 3, 1, 2) if self._channels_last() else x).flatten(2)
             both = self.pool == "mean+max"
             return torch.cat([maps.mean(2), maps.amax(2)], 1) if both else maps.mean(2)
         return x
+
+    def _channels_last(self) -> bool:
+        """Whether the network, or the one in its wrapper that has the layers, says so."""
+        name = self._layers[0]
+        parents = [name[:i] for i, letter in enumerate(name) if letter == "."]
+        owners = [self.network.get_submodule(parent) for parent in ("", *parents)]
+        return any(
+            getattr(owner, "output_fmt", None) == "NHWC" or isinstance(owner, SwinTransformer)
+            for owner in owners
+        )
 
 
 def blocks_of(network: nn.Module) -> list[str]:

@@ -196,7 +196,11 @@ class RidgeClassifier(ClosedFormHead):
         return torch.stack(found)
 
     def _projected(self, features: Tensor) -> Tensor:
-        h = features if self.random is None else (features @ self.random).relu()
+        h = (
+            features
+            if self.random is None
+            else (features.to(self.random.dtype) @ self.random).relu()
+        )
         return torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.standardize else h
 
     def _solve(self, gram: Tensor, targets: Tensor, ridge: float) -> Tensor:
@@ -206,7 +210,7 @@ class RidgeClassifier(ClosedFormHead):
 
     def forward(self, features: Tensor) -> Tensor:
         """Regressed one-hot labels, of shape (batch, classes)."""
-        return self._projected(features) @ self.weight
+        return self._projected(features).to(self.weight.dtype) @ self.weight
 
 
 def _sum(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

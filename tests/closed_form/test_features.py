@@ -48,7 +48,38 @@ def test_maps_with_channels_last_are_pooled_over_positions():
     network = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2).eval()
     x = torch.randn(2, 3, 64, 64)
     maps = network.forward_intermediates(x, indices=1, norm=False, intermediates_only=True)
-    torch.testing.assert_close(FeatureExtractor(network, 1)(x), maps[-1].mean((2, 3)))
+    for wrap in (lambda n: n, lambda n: nn.Sequential(nn.Identity(), n), nn.DataParallel):
+        features = FeatureExtractor(wrap(network), 1)(x)
+        torch.testing.assert_close(features, maps[-1].mean((2, 3)))
+
+
+def test_a_compiled_network_may_have_been_called_before():
+    network, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(5, 4)
+    wanted = FeatureExtractor(network)(x)
+    compiled = torch.compile(network, backend="eager")
+    with torch.no_grad():
+        compiled(x)
+    torch.testing.assert_close(FeatureExtractor(compiled)(x), wanted)
+    whole = torch.compile(FeatureExtractor(network), backend="eager")
+    torch.testing.assert_close(whole(x), wanted)
+
+
+class Block(nn.Module):
+    """Begins with an activation in place, which changes the output of the block before."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x.relu_())
+
+
+def test_features_are_those_before_later_layers_change_them_in_place():
+    network, x = nn.Sequential(Block(), Block(), Block(), nn.Linear(4, 2)).eval(), torch.randn(5, 4)
+    second = network[:2](x.clone()).detach()
+    wanted = torch.cat([second, network[2](second.clone()).detach()], 1)
+    torch.testing.assert_close(FeatureExtractor(network, 2)(x.clone()), wanted)
 
 
 def test_blocks_of_torchvisions_transformers():

@@ -61,6 +61,16 @@ def test_it_is_the_ridge_regression_on_all_domains_in_any_order(projection, stan
         np.testing.assert_allclose(head(domains[0][0]).numpy(), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("projection", [None, 20])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_features_may_have_another_precision(dtype, projection):
+    features, labels = domain(0)
+    wanted = learned([(features.half().float(), labels)], projection=projection)
+    found = learned([(features.half().to(dtype), labels)], projection=projection)
+    scores = found(features.half().to(dtype))
+    torch.testing.assert_close(scores, wanted(features.half().float()))
+
+
 def test_mirror_images_are_more_examples_of_the_same_number():
     torch.manual_seed(0)
     images, labels = torch.randn(40, 1, 2, 4), torch.arange(40) % 3
