@@ -137,7 +137,7 @@ class FolderStream(_Images):
     """User-defined images."""
 
     name: Literal["DomainFolders"]
-    folder: str
+    folder: Annotated[str, Field(min_length=1)]
     """Folder with ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is
     below the data folder."""
     classes: Annotated[list[PrintableName] | None, Field(min_length=1)] = None

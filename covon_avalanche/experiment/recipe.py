@@ -24,6 +24,7 @@ from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Str
 from covon_avalanche.experiment.registry import KINDS, Strategy
 from covon_avalanche.experiment.registry.base import Count, Fraction, Seed, Table
 from covon_avalanche.experiment.registry.merge_rules import RULES, MergeSettings
+from covon_avalanche.experiment.result import what_is_wrong
 from covon_avalanche.experiment.search_space import Searched, Space, check_space
 from covon_avalanche.safe_text import Printable
 
@@ -294,6 +295,10 @@ _CHOICES: dict[str, tuple[int, Mapping[str, Any]]] = {
     "model": (1, MODELS),
 }
 """Where pydantic puts the name of the class that it has chosen, and the classes by that name."""
+_PATTERNS = {
+    "name": "use lower-case letters, digits and -, at most 100",
+    "implementation": "must look like MODULE:CLASS",
+}
 
 
 def _sentence(error: ValidationError, data: dict[str, Any]) -> str:
@@ -328,13 +333,11 @@ def _sentence(error: ValidationError, data: dict[str, Any]) -> str:
         return f"{key}: unknown key; known are {known}{similar}"
     if first["type"] in ("union_tag_not_found", "union_tag_invalid"):
         key += "." + {"stream": "name", "merge": "rule"}.get(parts[-1], "kind")
-        context = first.get("ctx", {})
-        names = re.findall(r"'([^']+)'", context.get("expected_tags", "")) or [*classes]
-        known, tag = ", ".join(names), context.get("tag")
-        if tag is None:
+        if (tag := first.get("ctx", {}).get("tag")) is None:
             others = {*data["strategies"]} - {parts[-1]} if parts[:-1] == ["strategies"] else ()
-            return f"{key}: is missing{did_you_mean(parts[-1], others) or f'; known are {known}'}"
-        return f"{key} = {tag!r:.200}: is unknown; known are {known}{did_you_mean(tag, names)}"
+            known = f"; known are {', '.join(classes)}"
+            return f"{key}: is missing{did_you_mean(parts[-1], others) or known}"
+        return f"{key} = {tag!r:.200}: {what_is_wrong(first)}"
     if first["type"] == "missing":
         hints = {"model.weights": '; give "default", a file, or "" for random weights'}
         return f"{key}: is missing{hints.get(key, '')}"
@@ -342,7 +345,9 @@ def _sentence(error: ValidationError, data: dict[str, Any]) -> str:
     similar = ""
     if first["type"] == "literal_error":
         similar = did_you_mean(first["input"], re.findall("'([^']+)'", first["ctx"]["expected"]))
-    return f"{what}: {first['msg'].removeprefix('Value error, ')}{similar}"
+    if first["type"] == "string_pattern_mismatch":
+        return f"{what}: {_PATTERNS[parts[-1]]}"
+    return f"{what}: {what_is_wrong(first)}{similar}"
 
 
 def choose(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from covon_avalanche.atomic_write import write_atomically
+from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.safe_text import Printable
 
@@ -25,8 +28,21 @@ class ResultError(ValueError):
 def first_error(error: ValidationError) -> str:
     """The first of pydantic's errors: where it is, unless that is the whole, and what is wrong."""
     first = error.errors()[0]
-    where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    where, what = ".".join(map(str, first["loc"])), what_is_wrong(first)
     return f"{where}: {what}" if where else what
+
+
+def what_is_wrong(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in words for a user of TOML or JSON."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "union_tag_invalid":
+        names = re.findall(r"'([^']+)'", context["expected_tags"])
+        return f"is unknown; known are {', '.join(names)}{did_you_mean(context['tag'], names)}"
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        return "must be a table"
+    if kind == "extra_forbidden":
+        return "unknown key"
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 class Epoch(BaseModel):
