@@ -72,6 +72,7 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["run", "a" * 300], "cannot read or write aaa"),
         (["run", "--set", f"name={'a' * 300}"], "name = 'aaa"),
         (["search", "permuted-digits", "--validation-size", "inf"], "validation_size"),
+        (["search", "permuted-digits", "--validation-size", "0"], "that are held out"),
         (["run", "--epochs", "0"], "epochs = 0: Input should be greater than or equal to 1"),
         (["search", "pacs", "--epochs", "9" * 9], "epochs = 999999999: Input should be less"),
         (["run", "--set", "epoch=3"], "epoch: unknown key"),
@@ -278,9 +279,11 @@ def test_files_that_cannot_be_written(tmp_path):
     for arguments in (["run"], ["search", write(tmp_path, stream=HELD_OUT)]):
         sentence = refused(*arguments, "--out", out)
         assert sentence == f"covon: cannot read or write {out}: Not a directory"
-    assert "Not a directory" in refused("report", tmp_path / "result.json", "--out", out)
+    sentence = refused("report", tmp_path / "result.json", "--out", out)
+    assert sentence == f"covon: cannot read or write {out}: Not a directory"
     sentence = refused("report", tmp_path / "result.json", "--out", out, "--columns", "A_T,bwt")
     assert "no column is named 'bwt'; known are A_T, difference, p, A_T pooled" in sentence
+    assert sentence.endswith("; did you mean BWT?")
 
 
 @pytest.mark.parametrize(

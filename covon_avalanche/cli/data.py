@@ -25,6 +25,7 @@ from covon_avalanche.cli.options import (
     DatasetRoot,
     RecipeName,
     Settings,
+    counted,
     expanded,
     fail,
     missing_sentence,
@@ -174,7 +175,8 @@ def verify_data(
     for problem in problems:
         typer.echo(problem)
     good = (report.images["problem"] == "").sum()
-    typer.echo(f"{name}: {good} good images, {len(problems)} problems")
+    found = f"{counted(good, 'good image')}, {counted(len(problems), 'problem')}"
+    typer.echo(f"{name}: {found}")
     raise typer.Exit(1 if problems else 0)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from covon_avalanche.cli.options import fail, missing_sentence
+from covon_avalanche.cli.options import counted, fail, missing_sentence
 from covon_avalanche.experiment.data_settings import Backbone, missing_mnist
 from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
@@ -94,7 +94,8 @@ def _found(recipe: Recipe, benchmark: CLScenario) -> list[str]:
     if not (images := getattr(benchmark, "images", {})):  # permuted pixels
         return ["The data are there."]
     counts = ", ".join(f"{sum(map(len, own.values()))} {part}" for part, own in images.items())
-    found = f"{len(images['train'])} domains, {benchmark.n_classes} classes, images: {counts}"
+    domains = counted(len(images["train"]), "domain")
+    found = f"{domains}, {benchmark.n_classes} classes, images: {counts}"
     lines = [f"The data are there: {found}."]
     for part, own in images.items() if recipe.stream.name == "DomainFolders" else ():
         for domain, some in own.items():

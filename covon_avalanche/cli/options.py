@@ -49,6 +49,11 @@ Settings = Annotated[
 ]
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def fail(sentence: str, status: int = BAD_INPUT) -> NoReturn:
     """Print one sentence and exit."""
     typer.echo(f"covon: {sentence}", err=True)

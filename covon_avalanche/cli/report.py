@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from covon_avalanche.cli.options import expanded, fail
+from covon_avalanche.cli.options import counted, expanded, fail
 
 
 def report(
@@ -49,5 +49,5 @@ def report(
         typer.echo(f"{file}: the report, its recipes, and results.jsonl")
     else:
         write_report(results_frame(found), out, **options)
-    what = f"{len(found)} runs" if others else "the trials of a search"
+    what = counted(len(found), "run") if others else "the trials of a search"
     typer.echo(f"{out / 'index.html'}: {what}; tables and figures beside it")

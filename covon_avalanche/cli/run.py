@@ -22,6 +22,7 @@ from covon_avalanche.cli.options import (
     RecipeName,
     Settings,
     Strategies,
+    counted,
     expanded,
     fail,
     joined,
@@ -133,13 +134,13 @@ def run(
     bare = [f for f in folders if f not in new and not (f.path / "bundle").exists()]
     if bundle and bare:
         typer.echo(
-            f"{_runs(bare)} finished without --bundle, so no model was saved: to train again, "
-            "remove the folders or choose another --out"
+            f"{counted(len(bare), 'run')} finished without --bundle, so no model was saved: to "
+            "train again, remove the folders or choose another --out"
         )
     parallel = min(jobs or default_processes(chosen.device), max(1, len(new)))
     finished = len(folders) - len(new) - len(damaged)
     done = f"{finished} finished, {len(new)} to run, {parallel} in parallel"
-    header = f"{chosen.title}: {_runs(folders)}, {done}"
+    header = f"{chosen.title}: {counted(len(folders), 'run')}, {done}"
     if dry_run:
         typer.echo(header)
         if new:
@@ -154,10 +155,6 @@ def run(
     else:
         typer.echo(header)
         raise typer.Exit(_run_and_summarise(folders, whole, runs, options, parallel))
-
-
-def _runs(folders: list[RunFolder]) -> str:
-    return f"{len(folders)} run{'' if len(folders) == 1 else 's'}"
 
 
 def _run_and_summarise(
@@ -193,7 +190,7 @@ def _summarise(results: list[Result], folder: Path, console: Console) -> None:
     text = ". ".join(f"{metric.heading}: {metric.meaning}" for metric in shown)
     console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
     typer.echo(
-        f"{folder}/accuracy.png, table.md and {len(results)} result.json files\n"
+        f"{folder}/accuracy.png, table.md and {counted(len(results), 'result.json file')}\n"
         f"`covon report {quote(str(folder))}` generates an HTML report"
     )
 
@@ -211,5 +208,5 @@ def _submit(
         jobs = submit(new, options, parameters=parameters)
     except ValueError as error:
         fail(str(error))
-    typer.echo(f"{len(jobs)} jobs of {recipe.title}: {jobs[0]} to {jobs[-1]}")
+    typer.echo(f"{counted(len(jobs), 'job')} of {recipe.title}: {jobs[0]} to {jobs[-1]}")
     typer.echo(f"`covon status {quote(str(runs))}` prints their state")

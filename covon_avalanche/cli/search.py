@@ -77,6 +77,8 @@ def search(
     machines that share the folder work on the same trials; `covon status FOLDER` shows them. The
     best settings go to FOLDER/best.toml, a recipe.
     """
+    if validation_size == 0:
+        fail("--validation-size 0: a search chooses settings on images that are held out")
     changes = list(settings or ())
     given = choose(load_recipe(recipe, changes), epochs=epochs)
     if not validation_size and not given.stream.validation_size:

@@ -60,6 +60,8 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
     if is_search(folder):
         print_searches(folder)
         return
+    if not folder.is_dir():
+        fail(f"there is no folder {folder}")
     found = [file.parent for file in find_files(folder, "run.json")]
     if not found:
         fail(f"there are no runs in {folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from contextlib import suppress
@@ -24,7 +25,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def error_sentence(error: BaseException) -> str:
     """The message of an error, with its class unless the user's input caused it."""
     name = "" if is_bad_input(error) else f"{type(error).__name__}: "
-    return name + (printable(str(error)) or "no reason given")
+    text = re.sub(r"^\[Errno \d+\] ", "", printable(str(error)))
+    return name + (text or "no reason given")
 
 
 def run_error(error: BaseException) -> str:

@@ -444,5 +444,5 @@ def finished_runs(
             try:
                 found.append(folder.result(store=store))
             except ResultError as error:
-                _log.warning("%s", error)
+                _log.warning("%s; it is left out", error)
     return [result for result in found if result is not None]

@@ -89,6 +89,7 @@ def _write(
     columns: Sequence[str],
 ) -> list[Path]:
     """The files of a report; the page comes last."""
+    folder.mkdir(parents=True, exist_ok=True)  # before the figures, which take a while
     files: dict[Path, str | bytes] = {}
     images = {}
     searched: dict[str, list[pd.DataFrame]] = {}  # summary and trials by title

@@ -177,7 +177,7 @@ def _read(path: Path) -> Iterator[tuple[str, Result]]:
             try:
                 yield str(file), Result.load(file)
             except ResultError as error:
-                _log.warning("%s", error)
+                _log.warning("%s; it is left out", error)
     elif path.suffix != ".jsonl":
         yield str(path), Result.load(path)
     else:

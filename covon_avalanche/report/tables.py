@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.registry.base import flat
 from covon_avalanche.report.summary import TEST, Comparison
 from covon_avalanche.safe_text import csv_text
@@ -88,7 +89,10 @@ def check_headings(headings: Sequence[str]) -> None:
     known = [metric.heading.removesuffix(" %") for metric in METRICS]
     for heading in headings:
         if heading.removesuffix(" %") not in known:
-            raise ValueError(f"no column is named {heading!r}; known are {', '.join(known)}")
+            similar = did_you_mean(heading, known)
+            raise ValueError(
+                f"no column is named {heading!r}; known are {', '.join(known)}{similar}"
+            )
 
 
 def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Metric]:

@@ -52,6 +52,7 @@ def test_a_shipped_name_comes_before_a_file_or_folder_of_that_name(tmp_path, mon
     assert load_recipe("./permuted-digits").name == "pacs-vit"
     assert show("./permuted-digits") == text
     assert refused("show", "./pacs") == "covon: there are no runs in pacs"
+    assert refused("status", "./pcas") == "covon: there is no folder pcas"
 
 
 def test_classes_that_a_recipe_would_import_are_listed_and_not_imported(tmp_path):

@@ -168,6 +168,9 @@ def test_a_draw_that_can_hardly_become_the_best_is_pruned(tmp_path, runs):
         "best A_T, 70.00 %"
     )
     assert [outcome.error for outcome in ended] == [None] * 4 + [says] + [None] * 2
+    ended[4].folder.searched, drawn = {}, ended[4].folder.searched
+    assert ended[4].folder.title == "finetune, trial 5 (as in the recipe)"
+    ended[4].folder.searched = drawn
     assert ended[4].folder.title.startswith("finetune, trial 5 (weight_decay 0.0")
     assert [row["state"] for row in search.rows()].count("pruned") == 1
     assert search.best()[1].trials == 7

@@ -29,6 +29,7 @@ def test_linked_folders_are_read_and_damaged_results_left_out(tmp_path, caplog):
     (tmp_path / "runs/linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     assert read_results([tmp_path / "runs"]) == [run]
     assert f"{damaged} is not a result: it is not JSON" in caplog.text
+    assert caplog.messages[0].endswith("; it is left out")
 
 
 def test_the_columns(tmp_path):
