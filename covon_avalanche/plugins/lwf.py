@@ -10,7 +10,12 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from covon_avalanche.checks import check_logits, check_positive
-from covon_avalanche.plugins.task_loader import check_one_head, check_whole_task, task_autocast
+from covon_avalanche.plugins.task_loader import (
+    check_one_head,
+    check_whole_task,
+    task_autocast,
+    task_loader,
+)
 
 
 class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -63,5 +68,9 @@ class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[ca
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """The model becomes the teacher."""
         self.teacher = copy.deepcopy(strategy.model).eval().requires_grad_(False)
-        new = map(int, strategy.experience.dataset.targets.uniques)
+        targets = getattr(strategy.experience.dataset, "targets", None)
+        if targets is not None:
+            new = {int(y) for y in targets.uniques}
+        else:  # a benchmark of plain data sets
+            new = {int(y) for _, ys, *_ in task_loader(strategy, strategy.eval_mb_size) for y in ys}
         self.classes = sorted({*self.classes, *new})

@@ -1,7 +1,13 @@
 """Learning without Forgetting against its definition."""
 
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import (
+    AvalancheDataset,
+    _make_taskaware_tensor_classification_dataset,
+)
 from torch import nn
+from torch.utils.data import TensorDataset
 from toys import Watch, columns, make_naive, same, sgd, toy_benchmark, toy_model, weights
 
 from covon_avalanche.plugins import LwFPlugin
@@ -61,3 +67,18 @@ def test_only_outputs_of_earlier_classes_are_distilled():
     plugin.classes = [0, 1]
     outputs = torch.tensor([[0.3, -0.2, 5.0, 1.0]])
     assert plugin._divergence(outputs, torch.tensor([[0.3, -0.2, -7.0, 0.0]])) == 0
+
+
+def test_classes_are_those_of_the_labels_in_a_benchmark_of_plain_data_sets():
+    columns_of = [columns(experience) for experience in toy_benchmark(2).train_stream]
+    found = []
+    for make in (TensorDataset, _make_taskaware_tensor_classification_dataset):
+        options = {} if make is TensorDataset else {"task_labels": 0}
+        data = [AvalancheDataset([make(*pair, **options)]) for pair in columns_of]
+        model = toy_model()
+        strategy = make_naive(model, sgd(model), LwFPlugin())
+        torch.manual_seed(0)
+        strategy.train(benchmark_from_datasets(train=data).train_stream)
+        found.append((strategy.plugins[0].classes, weights(model)))
+    assert found[0][0] == found[1][0] == [0, 1, 2, 3]
+    assert same(found[0][1], found[1][1])
