@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ def input_second_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str
 
     In eval mode, and at the precision of ``torch.autocast`` where it is on: then the inputs are
     those that the layer computes with, rounded to bfloat16, and their products are summed in
-    float32. Only layers that are called as modules take part; see
+    float32. Only layers that are called as modules, and of a subclass only those that compute what
+    Linear or Conv2d do, take part; see
     :func:`~covon_avalanche.merging.layers.merged_layers`. Those of tied layers add up.
 
     :param batches: ``(input, target, *more)``, for ``model(input, *more)``.
@@ -66,6 +68,8 @@ def input_second_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str
             if layer.out_proj in names:
                 add_linear(layer.out_proj, [outputs])
             return
+        if not _computes_as_its_base(layer, args, kwargs):
+            return
         x = next(iter((*args, *kwargs.values())))
         if isinstance(layer, nn.Conv2d) and not is_pointwise(layer):
             with exact_products(x, layer.groups) as exact:
@@ -81,6 +85,18 @@ def input_second_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[str
             model(x, *more)
     layers = {name: layer for layer, name in names.items()}
     return {name: _finished(found, layers[name]) for name, found in sums.items()}
+
+
+def _computes_as_its_base(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the outputs of a layer with a forward pass of its own are those of Linear or Conv2d:
+    timm's Conv2dSame pads its input, others standardise their weights."""
+    base: Any = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
+    if type(layer).forward is base.forward or not isinstance(layer, base):
+        return True
+    with suppress(RuntimeError):  # the unpadded input may be smaller than the kernel
+        own, plain = layer.forward(*args, **kwargs), base.forward(layer, *args, **kwargs)
+        return own.shape == plain.shape and torch.allclose(own, plain, rtol=1e-2, atol=1e-3)
+    return False
 
 
 def _attention_inputs(

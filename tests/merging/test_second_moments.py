@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from timm.layers import Conv2dSame, Linear
 from torch import nn
 
 from covon_avalanche.merging import RegMean, merge_into
@@ -41,6 +42,14 @@ def test_moments_of_convolutions_are_those_of_unfolded_patches(kind, channels_la
     if layer.bias is not None:
         rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], -1)
     torch.testing.assert_close(moments.double(), rows.mT @ rows, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("size", [7, 3])  # larger and smaller than the kernel
+def test_a_layer_of_a_subclass_takes_part_if_it_computes_what_its_base_class_does(size):
+    """Conv2dSame pads its input; timm's Linear is one."""
+    layers = Conv2dSame(2, 3, 5, stride=2), nn.Flatten(), Linear(3 * ((size + 1) // 2) ** 2, 2)
+    batches = [(torch.randn(4, 2, size, size), None)]
+    assert set(input_second_moments(nn.Sequential(*layers), batches)) == {"2"}
 
 
 def test_moments_under_autocast_are_exact_sums_over_bfloat16_inputs():
