@@ -131,7 +131,12 @@ def align_layers(
 
 
 def _normalised_loss(layers: Sequence[Layer], x: Tensor, labels: Tensor) -> Tensor:
-    z = [F.linear(x, layer.weight.flatten(1), layer.bias) for layer in layers]
+    z = [
+        layer(x)  # which may be a cosine classifier
+        if isinstance(layer, nn.Linear)
+        else F.linear(x, layer.weight.flatten(1), layer.bias)
+        for layer in layers
+    ]
     norm = torch.stack([part.norm(dim=1, keepdim=True) + 1e-7 for part in z]).mean(0)
     return F.cross_entropy(torch.cat(z, 1) / (_TEMPERATURE * norm), labels.to(x.device))
 

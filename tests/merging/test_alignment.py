@@ -1,5 +1,7 @@
 """Classifier alignment against numpy and steps by hand."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from covon_avalanche.merging.alignment import (
     align_layers,
     fit_gaussians,
 )
+from covon_avalanche.prompting.tuned_vit import CosineClassifier
 
 
 def examples(*counts, width=3):
@@ -117,6 +120,19 @@ def test_a_head_of_kernel_size_one_is_a_linear_one():
         torch.manual_seed(1)
         align_classifier(layer, gaussians)
     torch.testing.assert_close(conv.weight.flatten(1), linear.weight)
+
+
+def test_a_cosine_classifier_is_aligned_by_its_own_outputs():
+    torch.manual_seed(0)
+    means = torch.randn(3, 5)
+    head = CosineClassifier(5, 3)
+    own = copy.deepcopy(head)
+    domain = FeatureGaussians(torch.arange(3), means, torch.zeros(5, 5))
+    align_classifier(head, [domain], samples=8, epochs=1)  # one step
+    z = own(means)
+    F.cross_entropy(10 * z / z.norm(dim=1, keepdim=True), torch.arange(3)).backward()
+    torch.optim.SGD(own.parameters(), lr=0.01, weight_decay=5e-4).step()
+    torch.testing.assert_close(head.weight, own.weight)
 
 
 def test_what_cannot_be_aligned_is_named():
