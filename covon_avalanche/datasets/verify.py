@@ -19,7 +19,7 @@ from PIL import Image
 
 from covon_avalanche.safe_text import in_utf8
 from covon_avalanche.streams import manifest
-from covon_avalanche.streams.image_files import MISSING_ALLOWED
+from covon_avalanche.streams.image_files import MISSING_ALLOWED, reason
 from covon_avalanche.streams.transforms import pixels_of
 
 COLUMNS = ("file", "domain", "label", "split", "bytes", "sha256")
@@ -100,5 +100,5 @@ def _read(file: Path) -> tuple[int, str, str]:
         with Image.open(io.BytesIO(data)) as image:
             pixels_of(image)
     except Exception as error:  # decoders raise all kinds of errors on damaged files
-        return 0, "", f"cannot be decoded: {error}"
+        return 0, "", f"cannot be decoded: {reason(error)}"
     return len(data), hashlib.sha256(data).hexdigest(), ""

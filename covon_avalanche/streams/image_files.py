@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -39,7 +39,14 @@ def decode(file: Path, on_transparent: Callable[[], None] = lambda: None) -> Ten
         with Image.open(file) as image:
             return pixels_of(image, on_transparent)
     except Exception as error:  # decoders raise all kinds of errors on damaged files
-        raise ValueError(f"the image {file} cannot be decoded: {error}") from error
+        raise ValueError(f"the image {file} cannot be decoded: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Why an image cannot be decoded; Pillow's own words may name an object in memory."""
+    if isinstance(error, UnidentifiedImageError):
+        return "its format is unknown"
+    return getattr(error, "strerror", None) or str(error)
 
 
 class Decoder:
@@ -119,7 +126,10 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(filter(is_image, _walk(folder)))
 
 
-def _walk(folder: Path, parents: Sequence[Path] = ()) -> Iterator[Path]:
+def _walk(
+    folder: Path, parents: Sequence[Path] = (), gone: list[Path] | None = None
+) -> Iterator[Path]:
+    """The files below a folder; ``gone`` gets those that are links to nothing."""
     parents = [*parents, folder.resolve()]
     for entry in os.scandir(folder):
         path = folder / entry.name
@@ -128,9 +138,11 @@ def _walk(folder: Path, parents: Sequence[Path] = ()) -> Iterator[Path]:
         if entry.is_dir():
             target = path.resolve()
             if not any(parent.is_relative_to(target) for parent in parents):
-                yield from _walk(path, parents)
+                yield from _walk(path, parents, gone)
         elif entry.is_file():
             yield path
+        elif gone is not None and entry.is_symlink():
+            gone.append(path)
 
 
 def hidden(name: str) -> bool:
@@ -173,10 +185,15 @@ def is_image(file: Path) -> bool:
     return file.suffix.lower() in SUFFIXES
 
 
-def files_by_class(folders: Sequence[Path]) -> dict[str, list[Path]]:
-    """The files of ``FOLDER/CLASS/*``, images and others, of classes that have any."""
+def files_by_class(
+    folders: Sequence[Path], gone: list[Path] | None = None
+) -> dict[str, list[Path]]:
+    """The files of ``FOLDER/CLASS/*``, images and others, of classes that have any.
+
+    :param gone: gets those that are links to nothing.
+    """
     found = {
-        name: sorted(file for path in paths for file in _walk(path))
+        name: sorted(file for path in paths for file in _walk(path, gone=gone))
         for name, paths in subfolders(folders).items()
     }
     return {name: files for name, files in found.items() if files}
@@ -187,34 +204,44 @@ def class_folders(
 ) -> ImageFiles:
     """The images of ``FOLDER/CLASS/*``, with class ids from a fixed table of names.
 
-    Other files are ignored, with a warning.
+    Other files and links to nothing are ignored, with a warning, as are images beside the classes.
 
     :param complete: whether there must be images of all classes.
     :raises ValueError: for a subfolder with images that is not a class, or a class without images.
     """
     ids = {name: i for i, name in enumerate(classes)}
-    found = files_by_class(folders)
+    gone: list[Path] = []
+    found = files_by_class(folders, gone)
     others = [file for files in found.values() for file in files if not is_image(file)]
     found = {name: [*filter(is_image, files)] for name, files in found.items()}
     unknown = [name for name, files in found.items() if files and name not in ids]
     if unknown:
         raise ValueError(f"{folders[0]} has subfolders that are not classes: {unknown}")
+    kinds = ", ".join(sorted(SUFFIXES))
     if empty := [name for name, files in found.items() if not files and name in ids]:
-        kinds = ", ".join(sorted(SUFFIXES))
         raise ValueError(
             f"{folders[0] / empty[0]} has files, but no images: expected {kinds}, or classes=... "
             "without this folder"
         )
-    if others:
-        what = f"{len(others)} files that are not images, such as {others[0]}, are"
-        if len(others) == 1:
-            what = f"{others[0]}, which is not an image, is"
-        warnings.warn(f"{what} ignored: expected {', '.join(sorted(SUFFIXES))}", stacklevel=4)
+    _warn_ignored(others, "is not an image", "are not images", f": expected {kinds}")
+    _warn_ignored([*filter(is_image, gone)], "is a link to nothing", "are links to nothing")
+    beside = [path for folder in folders for path in folder.iterdir() if is_image(path)]
+    loose = sorted(path for path in beside if path.is_file() and not hidden(path.name))
+    _warn_ignored(loose, "is in no class folder", "are in no class folder")
     pairs = [(file, ids[name]) for name, files in found.items() for file in files]
     if complete and (missing := sorted({*range(len(classes))} - {label for _, label in pairs})):
         names = [classes[label] for label in missing]
         raise ValueError(f"{folders[0]} has no images of the classes {names}")
     return ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
+
+
+def _warn_ignored(files: Sequence[Path], is_: str, are: str, advice: str = "") -> None:
+    """Warn about files that are not used, if there are any."""
+    if files:
+        what = f"{len(files)} files that {are}, such as {files[0]}, are"
+        if len(files) == 1:
+            what = f"{files[0]}, which {is_}, is"
+        warnings.warn(f"{what} ignored{advice}", stacklevel=5)
 
 
 TrainAndTest = tuple[ImageFiles, ImageFiles]

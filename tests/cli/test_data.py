@@ -131,7 +131,7 @@ def test_verify_names_problems_and_writes_a_manifest_of_good_images(tmp_path):
     assert done.stdout == f"{arguments[2]}: 28 good images, 0 problems\n"
     (tmp_path / "CDDB/wild/train/0_real/0.png").write_bytes(b"damaged")
     done = covon(*arguments, status=1)
-    assert "wild/train/0_real/0.png: cannot be decoded" in done.stdout
+    assert "wild/train/0_real/0.png: cannot be decoded: its format is unknown\n" in done.stdout
     assert ": 27 good images, 1 problem\n" in done.stdout
     assert len((tmp_path / "cddb.csv").read_text().splitlines()) == 3 + 27
     sentence = refused(*arguments, "--manifest", tmp_path / "cddb.csv/a.csv")
