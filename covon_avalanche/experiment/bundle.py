@@ -225,8 +225,9 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
     try:
         info = BundleInfo.model_validate_json((folder / _INFO).read_bytes())
     except OSError as error:
+        inside = f"; did you mean {folder / 'bundle'}?" if (folder / "bundle").is_dir() else ""
         raise ValueError(
-            f"{folder} is not a bundle: {_INFO} cannot be read: {error.strerror}"
+            f"{folder} is not a bundle: {_INFO} cannot be read: {error.strerror}{inside}"
         ) from error
     except ValueError as error:
         what = first_error(error) if isinstance(error, ValidationError) else error
@@ -237,8 +238,9 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
         tensors = load_file(folder / _WEIGHTS)
         model.load_state_dict({own.get(name, name): value for name, value in tensors.items()})
     except (OSError, SafetensorError, RuntimeError) as error:
+        why = "does not fit the model" if isinstance(error, RuntimeError) else "cannot be read"
         what = " ".join(str(error).split())
-        raise ValueError(f"{folder / _WEIGHTS} does not fit the model: {what}") from error
+        raise ValueError(f"{folder / _WEIGHTS} {why}: {what}") from error
     file = folder / _POSTERIOR
     names = {_plain(name): name for name, _ in model.named_parameters()}
     posterior = _renamed(DiagGaussian.load(file), names, str(file)) if file.exists() else None

@@ -1,6 +1,7 @@
 """Trained models in folders, and predictions with them."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -205,6 +206,13 @@ def test_damaged_and_foreign_bundles_are_errors(tmp_path):
         load_bundle(tmp_path)
     with pytest.raises(ValueError, match=r"model.safetensors does not fit the model: .*weight"):
         load_bundle(tmp_path, torch.nn.Linear(3, 2))
+    run = tmp_path / "run"
+    shutil.copytree(tmp_path, run / "bundle")
+    with pytest.raises(ValueError, match=r"/run is not a bundle: .*; did you mean .*/bundle\?$"):
+        load_bundle(run)
+    (run / "bundle/model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"/model\.safetensors cannot be read: No such file"):
+        load_bundle(run / "bundle", model)
     with pytest.raises(ValueError, match="this model was not trained on images"):
         load_bundle(tmp_path, model).transform  # noqa: B018
     names = {"weight": torch.ones(1), "other": torch.ones(1)}
