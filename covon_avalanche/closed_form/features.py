@@ -66,9 +66,10 @@ class FeatureExtractor(nn.Module):
         found: dict[nn.Module, Tensor] = {}
 
         def keep(
-            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
         ) -> None:
             x = next(iter((*args, *kwargs.values()))) if self._of_inputs else output
+            x = x[0] if isinstance(x, tuple) else x  # of transformers, the hidden states first
             found[layer] = self._pooled(x.float()).clone()  # later layers may change x in place
 
         layers = [self.network.get_submodule(name) for name in self._layers]

@@ -97,6 +97,18 @@ def test_blocks_of_torchvisions_transformers():
         assert torch.equal(features, outputs[-1])
 
 
+def test_blocks_of_transformers_return_their_hidden_states_first():
+    transformers = pytest.importorskip("transformers", reason="needs the extra language")
+    torch.manual_seed(0)
+    sizes = dict(image_size=32, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2])
+    config = transformers.SwinConfig(**sizes, window_size=2)
+    swin = transformers.SwinForImageClassification(config).eval()
+    x = torch.randn(2, 3, 32, 32)
+    states = swin(x, output_hidden_states=True).hidden_states
+    wanted = torch.cat([hidden.mean(1) for hidden in states[1:]], 1)
+    torch.testing.assert_close(FeatureExtractor(swin, 2)(x), wanted)
+
+
 def test_the_network_is_frozen_and_stays_in_evaluation_mode():
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 2))
     features = FeatureExtractor(network)
