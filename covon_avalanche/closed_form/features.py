@@ -95,10 +95,9 @@ class FeatureExtractor(nn.Module):
         name = self._layers[0]
         parents = [name[:i] for i, letter in enumerate(name) if letter == "."]
         owners = [self.network.get_submodule(parent) for parent in ("", *parents)]
-        return any(
-            getattr(owner, "output_fmt", None) == "NHWC" or isinstance(owner, SwinTransformer)
-            for owner in owners
-        )
+        of_timm = [o for own in owners for o in (own, getattr(own, "patch_embed", None))]  # SAM's
+        formats = [getattr(owner, "output_fmt", None) for owner in of_timm]
+        return "NHWC" in formats or any(isinstance(owner, SwinTransformer) for owner in owners)
 
 
 def blocks_of(network: nn.Module) -> list[str]:

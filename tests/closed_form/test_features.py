@@ -43,9 +43,16 @@ def test_maps_of_a_convolutional_network_are_pooled():
     torch.testing.assert_close(FeatureExtractor(network)(x), maps[-1].mean((2, 3)))
 
 
-def test_maps_with_channels_last_are_pooled_over_positions():
+SAM = dict(depth=2, embed_dim=32, num_heads=2, global_attn_indexes=[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("swin_tiny_patch4_window7_224", {"window_size": 2}), ("samvit_base_patch16_224", SAM)],
+)
+def test_maps_with_channels_last_are_pooled_over_positions(name, options):
     torch.manual_seed(0)
-    network = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2).eval()
+    network = timm.create_model(name, img_size=64, **options).eval()
     x = torch.randn(2, 3, 64, 64)
     maps = network.forward_intermediates(x, indices=1, norm=False, intermediates_only=True)
     for wrap in (lambda n: n, lambda n: nn.Sequential(nn.Identity(), n), nn.DataParallel):
