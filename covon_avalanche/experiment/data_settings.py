@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Discriminator, Field, PlainValidator, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, model_validator
 
 from covon_avalanche import domain_orders
 from covon_avalanche.datasets.catalogue import CATALOGUE
@@ -19,6 +20,10 @@ from covon_avalanche.safe_text import PrintableName
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+DataPath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path of data or weights, see :func:`located`; ``~`` is the user's home."""
 
 
 def _images(value: Any) -> int | float:
@@ -137,7 +142,7 @@ class FolderStream(_Images):
     """User-defined images."""
 
     name: Literal["DomainFolders"]
-    folder: Annotated[str, Field(min_length=1)]
+    folder: Annotated[DataPath, Field(min_length=1)]
     """Folder with ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is
     below the data folder."""
     classes: Annotated[list[PrintableName] | None, Field(min_length=1)] = None
@@ -245,7 +250,7 @@ class Backbone(Table):
     """A network of ``covon_avalanche.backbones``, with a new last layer."""
 
     backbone: str
-    weights: str
+    weights: DataPath
     """``default`` for the library's own, or a file; a relative path is below the data folder.
     ``""`` asks for random weights."""
 

@@ -184,6 +184,15 @@ def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
     assert whole["mine-0.5"].kind == "finetune"
 
 
+def test_paths_may_begin_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    stream = "stream={ name = 'DomainFolders', folder = '~/mine', domains = ['a'] }"
+    model = "model={ backbone = 'squeezenet', weights = '~/w.pth' }"
+    recipe = load_recipe(write(tmp_path, GOOD), [stream, model])
+    assert recipe.stream.folder == str(tmp_path / "mine")
+    assert recipe.model.weights == str(tmp_path / "w.pth")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
