@@ -11,8 +11,7 @@ from torch import Tensor
 from covon_avalanche.merging.rule import MergeRule, check_optimizer, merge_into
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.covon import SlowStep
-from covon_avalanche.plugins.posterior import PosteriorPlugin
-from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
+from covon_avalanche.plugins.posterior import PosteriorPlugin, check_order
 from covon_avalanche.plugins.task_loader import (
     SECOND_MOMENTS_MB_SIZE,
     check_whole_task,
@@ -55,13 +54,7 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
                     f"{type(plugin).__name__} and MergePlugin would both merge: without "
                     "MergePlugin, CoVONPlugin(merge=...) takes the rule"
                 )
-        before = strategy.plugins[: strategy.plugins.index(self)]
-        for plugin in before:
-            if isinstance(plugin, QuadraticAnchorPlugin):
-                raise ValueError(
-                    f"MergePlugin must come before {type(plugin).__name__}, whose anchor is the "
-                    "merged weights"
-                )
+        check_order(self, strategy)
         check_optimizer(strategy.optimizer)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:

@@ -18,6 +18,8 @@ from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
 from covon_avalanche.plugins.task_loader import check_whole_task
 
+_PLUGINS = "covon_avalanche.plugins."
+
 
 class PosteriorPlugin(SupervisedPlugin):
     """Base of :class:`CoVONPlugin` and :class:`VCLPlugin`.
@@ -75,6 +77,7 @@ class PosteriorPlugin(SupervisedPlugin):
                 f"{type(self).__name__} needs a {self.optimizer_class.__name__} optimizer, "
                 f"got {type(optimizer).__name__}"
             )
+        check_order(self, strategy)
         if getattr(strategy._criterion, "reduction", "mean") == "sum":
             warnings.warn("the criterion must average over the batch, got a sum", stacklevel=2)
         self._discard(strategy)
@@ -204,6 +207,21 @@ class PosteriorPlugin(SupervisedPlugin):
         sample, self._sample = self._sample, None
         if sample is not None:
             sample.__exit__(None, None, None)
+
+
+def check_order(merging: SupervisedPlugin, strategy: Any) -> None:
+    """Raise a ``ValueError`` if a plugin of this package would take weights from before the merge
+    for those of the finished task, such as EWC for its anchor."""
+    for plugin in strategy.plugins[: strategy.plugins.index(merging)]:
+        reads = any(
+            "after_training_exp" in vars(cls) and cls.__module__.startswith(_PLUGINS)
+            for cls in type(plugin).__mro__
+        )
+        if reads and not isinstance(plugin, PosteriorPlugin):
+            raise ValueError(
+                f"{type(merging).__name__} must come before {type(plugin).__name__}, which uses "
+                "the merged weights at the end of a task"
+            )
 
 
 def _check_classes(shape: torch.Size, classes: int, targets: Tensor) -> None:

@@ -7,11 +7,21 @@ from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
 from toy_merging import RULES
 from toy_optimizers import make_covon, same, weights
-from toys import Head, Watch, adamw, columns, make_naive, make_strategy, toy_benchmark, toy_model
+from toys import (
+    Head,
+    Watch,
+    adamw,
+    columns,
+    make_naive,
+    make_strategy,
+    sgd,
+    toy_benchmark,
+    toy_model,
+)
 
-from covon_avalanche import MergePlugin
+from covon_avalanche import CoVONPlugin, MergePlugin
 from covon_avalanche.merging import EMA, SLCA, CoFiMA, MagMax, RegMean, Task
-from covon_avalanche.plugins import SLCAPlugin
+from covon_avalanche.plugins import EWCPlugin, ICaRLPlugin, LwFPlugin, SLCAPlugin
 
 
 def make(kind, rule, model):
@@ -149,8 +159,19 @@ def test_anchors_are_the_merged_weights(kind):
     anchor = next(p.anchor for p in strategy.plugins if hasattr(p, "anchor"))
     assert same(dict(anchor.mean), weights(strategy.model))
     other = make_strategy(kind, toy_model(), plugins=[MergePlugin(EMA(0.5))])
-    with pytest.raises(ValueError, match=r"MergePlugin must come before .*Plugin, whose anchor"):
+    with pytest.raises(ValueError, match=r"MergePlugin must come before .*Plugin, which uses"):
         other.train(toy_benchmark(1).train_stream)
+
+
+@pytest.mark.parametrize("merging", [lambda: MergePlugin(EMA(0.5)), CoVONPlugin])
+@pytest.mark.parametrize("plugin", [lambda: EWCPlugin(1.0), LwFPlugin, lambda: ICaRLPlugin(8)])
+def test_plugins_that_read_the_merged_weights_come_later(merging, plugin):
+    model = toy_model()
+    optimizer = make_covon(model.named_parameters()) if merging is CoVONPlugin else sgd(model)
+    stream = toy_benchmark(1).train_stream
+    with pytest.raises(ValueError, match=r"Plugin must come before .*Plugin, which uses"):
+        make_naive(model, optimizer, plugin(), merging()).train(stream)
+    make_naive(model, optimizer, merging(), plugin()).train(stream)
 
 
 def test_an_interrupted_task_continues():
