@@ -80,6 +80,10 @@ def DomainFolders(
             images.groups = images.groups or _groups_by_name(images, groups)
     whole = {name: part[0] for name, part in parts.items() if len(part) == 1}
     held_out = files.held_out_groups(whole.values(), 0.2)
+    if groups is not None and whole and not held_out:
+        raise ValueError(
+            f"groups = {groups!r} leaves no group for testing: each class of a domain needs two"
+        )
     for name, images in whole.items():
         grouped = images.split_groups(held_out)
         parts[name] = [*(files.split_by_name(images, root) if groups is None else grouped)]

@@ -402,6 +402,8 @@ def test_each_class_of_the_same_objects_is_tested_on_a_fifth_of_them(tmp_path):
     message = "groups = 'x' is not a column of a table, nor found in the file name 'o0_0.png'"
     with pytest.raises(ValueError, match=re.escape(message)):
         DomainFolders(tmp_path, groups="x")
+    with pytest.raises(ValueError, match=r"groups = 'o' leaves no group for testing: each class"):
+        DomainFolders(tmp_path, groups="o")
 
 
 def test_given_splits_of_groups_are_checked(tmp_path):
