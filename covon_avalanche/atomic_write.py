@@ -34,7 +34,11 @@ def atomic_replace(path: Path) -> Iterator[Path]:
     remove_stale(path.parent, f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part")
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
-    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except OSError as error:
+        error.filename = str(path)  # users do not know the temporary file
+        raise
     try:
         mode = stat.S_IMODE((path if path.exists() else part).stat().st_mode)
         yield part

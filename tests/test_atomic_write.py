@@ -59,3 +59,10 @@ def test_what_kills_have_left_is_removed_an_hour_later(tmp_path):
         os.utime(tmp_path / name, (0, time.time() - (30 if name == names[1] else 4000)))
     write_atomically(tmp_path / "a[1]", "whole")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, names[1], "a[1]"])
+
+
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path):
+    path = tmp_path / ("a" * 250)  # the temporary file's name is too long
+    with pytest.raises(OSError, match="too long") as raised:
+        write_atomically(path, "")
+    assert raised.value.filename == str(path)

@@ -52,7 +52,7 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
         assert folder.is_running()
         folder.write_status(status)
         assert folder.status() == status
-        raise OSError("no such luck")
+        raise OSError(errno.ENOSPC, "no such luck")
     assert not folder.is_running()
     assert folder.status() == status.model_copy(update={"error": "no such luck"})
     run_in_folder(folder)
