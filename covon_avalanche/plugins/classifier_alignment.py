@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from covon_avalanche.checks import check_whole
 from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.alignment import FeatureGaussians, Layer, align_layers, fit_gaussians
+from covon_avalanche.plugins.posterior import ends_tasks
 from covon_avalanche.plugins.task_loader import check_one_head, check_whole_task, dataset_features
 
 
@@ -53,6 +54,18 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
         self.per_class = False
         self._trained: dict[str, Tensor] = {}  # the last layer before it was retrained
         self._retrained = False  # whether the retrained layer is in place
+
+    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Check that plugins that read or merge weights come before this one.
+
+        :raises ValueError: naming one that does not.
+        """
+        for plugin in strategy.plugins[strategy.plugins.index(self) + 1 :]:
+            if ends_tasks(plugin):
+                raise ValueError(
+                    f"{type(self).__name__} must come after {type(plugin).__name__}, because the "
+                    "retrained classifier is for predictions only"
+                )
 
     @torch.no_grad()
     def before_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:

@@ -209,15 +209,19 @@ class PosteriorPlugin(SupervisedPlugin):
             sample.__exit__(None, None, None)
 
 
+def ends_tasks(plugin: SupervisedPlugin) -> bool:
+    """Whether a plugin is one of this package that reads or merges weights at the end of a task."""
+    return any(
+        "after_training_exp" in vars(cls) and cls.__module__.startswith(_PLUGINS)
+        for cls in type(plugin).__mro__
+    )
+
+
 def check_order(merging: SupervisedPlugin, strategy: Any) -> None:
     """Raise a ``ValueError`` if a plugin of this package would take weights from before the merge
     for those of the finished task, such as EWC for its anchor."""
     for plugin in strategy.plugins[: strategy.plugins.index(merging)]:
-        reads = any(
-            "after_training_exp" in vars(cls) and cls.__module__.startswith(_PLUGINS)
-            for cls in type(plugin).__mro__
-        )
-        if reads and not isinstance(plugin, PosteriorPlugin):
+        if ends_tasks(plugin) and not isinstance(plugin, PosteriorPlugin):
             raise ValueError(
                 f"{type(merging).__name__} must come before {type(plugin).__name__}, which uses "
                 "the merged weights at the end of a task"

@@ -6,7 +6,7 @@ from toy_optimizers import same, weights
 from toys import Head, Watch, columns, make_naive, make_strategy, sgd, toy_benchmark, toy_model
 
 from covon_avalanche.merging.alignment import align_classifier, fit_gaussians
-from covon_avalanche.plugins import ClassifierAlignmentPlugin
+from covon_avalanche.plugins import ClassifierAlignmentPlugin, EWCPlugin
 
 
 def test_after_each_domain_the_head_is_retrained_on_gaussians_of_its_inputs():
@@ -88,3 +88,11 @@ def test_a_classifier_that_grows_keeps_its_new_rows():
         strategy.eval(benchmark.test_stream[min(t + 1, 2)])  # the head grows here
     assert [len(end["weight"]) for end in ends[1:]] == [4, 6]
     assert model.head.classifier.weight.isfinite().all()
+
+
+def test_plugins_that_read_the_weights_come_earlier():
+    model, alignment, ewc = toy_model(), ClassifierAlignmentPlugin(samples=8), EWCPlugin(1.0)
+    stream = toy_benchmark(2).train_stream
+    with pytest.raises(ValueError, match="AlignmentPlugin must come after EWCPlugin, because"):
+        make_naive(model, sgd(model), alignment, ewc).train(stream)
+    make_naive(model, sgd(model), ewc, alignment).train(stream)
