@@ -31,7 +31,7 @@ Case = dict[str, Any]
 def arguments(doc: str, *positional: str) -> argparse.Namespace:
     """The command line of a script whose results are stored.
 
-    :param positional: names of the parts that it can run; all by default.
+    :param positional: names of the parts that it can run, all by default; they need the data.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     if positional:

@@ -248,7 +248,7 @@ def pacs() -> None:
                 {s: [save_figure(comparison, f"matrix-{s}", f"pacs-{order}-{s}")] for s in shown}
             )
             parts += [
-                "Accuracy on each domain (across) after each was learned (down), mean over seeds:",
+                "Accuracy on each domain (across) after learning each (down), mean over seeds:",
                 aligned(matrices, left=len(shown)),
                 "Calibration, with the mean weights and with 8 posterior samples:",
                 markdown_table(comparison, CALIBRATION),
@@ -360,7 +360,7 @@ def title(name: str) -> str:
     return f"{TITLES[kind]}, lr {lr}"
 
 
-def first_try(stream: str) -> str:
+def first_try_table(stream: str) -> str:
     """A_T and BWT of presets without a search and of searched methods in each order, mean ±
     standard deviation over the seeds."""
     parts = []
@@ -386,10 +386,10 @@ def first_try(stream: str) -> str:
     return f"{aligned(rows.rename_axis('method').reset_index())}\n\n{origin(runs)}"
 
 
-def presets() -> None:
+def first_try() -> None:
     """Presets without a search, beside searched methods."""
     for stream in FIRST_TRY:
-        write_part("presets.md", f"presets, {stream}", first_try(stream))
+        write_part("presets.md", f"first-try, {stream}", first_try_table(stream))
 
 
 PAGES: dict[str, Callable[[], None]] = {
@@ -399,7 +399,7 @@ PAGES: dict[str, Callable[[], None]] = {
     "pacs": pacs,
     "pacs-vit": pacs_vit,
     "pacs-vit-all": pacs_vit_all,
-    "presets": presets,
+    "first-try": first_try,
 }
 
 

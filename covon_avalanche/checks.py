@@ -39,9 +39,9 @@ def check_logits(user: str, output: Tensor) -> None:
     :param user: what needs them, for the message.
     """
     if output.dim() != 2 or output.shape[1] < 2:
+        binary = " (a binary classifier must have two outputs)" if output.shape[1:] == (1,) else ""
         raise ValueError(
-            f"{user} needs logits of shape (batch, classes), got {tuple(output.shape)} (a binary "
-            "classifier must have two outputs)"
+            f"{user} needs logits of shape (batch, classes), got {tuple(output.shape)}{binary}"
         )
 
 

@@ -208,5 +208,6 @@ def _submit(
         jobs = submit(new, options, parameters=parameters)
     except ValueError as error:
         fail(str(error))
-    typer.echo(f"{counted(len(jobs), 'job')} of {recipe.title}: {jobs[0]} to {jobs[-1]}")
+    numbers = jobs[0] if len(jobs) == 1 else f"{jobs[0]} to {jobs[-1]}"
+    typer.echo(f"{counted(len(jobs), 'job')} of {recipe.title}: {numbers}")
     typer.echo(f"`covon status {quote(str(runs))}` prints their state")

@@ -196,11 +196,9 @@ class RidgeClassifier(ClosedFormHead):
         return torch.stack(found)
 
     def _projected(self, features: Tensor) -> Tensor:
-        h = (
-            features
-            if self.random is None
-            else (features.to(self.random.dtype) @ self.random).relu()
-        )
+        h = features
+        if self.random is not None:
+            h = (features.to(self.random.dtype) @ self.random).relu()
         return torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.standardize else h
 
     def _solve(self, gram: Tensor, targets: Tensor, ridge: float) -> Tensor:

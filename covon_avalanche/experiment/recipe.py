@@ -296,7 +296,7 @@ _CHOICES: dict[str, tuple[int, Mapping[str, Any]]] = {
 }
 """Where pydantic puts the name of the class that it has chosen, and the classes by that name."""
 _PATTERNS = {
-    "name": "use lower-case letters, digits and -, at most 100",
+    "name": "use at most 100 lower-case letters, digits and -, and begin with a letter or digit",
     "implementation": "must look like MODULE:CLASS",
 }
 

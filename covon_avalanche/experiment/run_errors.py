@@ -25,7 +25,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def error_sentence(error: BaseException) -> str:
     """The message of an error, with its class unless the user's input caused it."""
     name = "" if is_bad_input(error) else f"{type(error).__name__}: "
-    text = re.sub(r"\[Errno \d+\] ", "", printable(str(error)))
+    text = re.sub(r"^\[Errno \d+\] ", "", printable(str(error)))
     return name + (text or "no reason given")
 
 

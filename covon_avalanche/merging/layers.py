@@ -15,8 +15,7 @@ def merged_layers(model: nn.Module) -> dict[str, nn.Module]:
 
     Not merged are convolutions in one or three dimensions and transposed ones, attention whose
     keys or values have another width than its queries, recurrent layers, embeddings, the
-    parameters of normalisation layers, layers that share only one of weight and bias, and those of
-    a subclass that computes another function of its input, such as a cosine classifier.
+    parameters of normalisation layers, and layers that share only one of weight and bias.
     """
     found = {
         name: module

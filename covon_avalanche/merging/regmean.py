@@ -41,7 +41,8 @@ class RegMean(MergeRule):
     Takes two forward passes over each task's data, but only one for the first task. Outputs and
     layers that no earlier task has trained keep their new weights: layers that were frozen count as
     new. The parameters of other modules, such as LayerNorm's and position embeddings, and weights
-    that are used without calling their layer, such as those of attention in torchvision's Swin, are
+    that are used without calling their layer, such as those of attention in torchvision's Swin, or
+    by a layer of a subclass that computes another function, such as a cosine classifier, are
     averaged, as published, over the tasks in which they are there and not frozen
     (:func:`~covon_avalanche.merging.layers.merged_layers` lists the layers; with CoVON all others
     are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision is that of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from covon_avalanche.checks import check_whole
 from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.alignment import FeatureGaussians, Layer, align_layers, fit_gaussians
-from covon_avalanche.plugins.posterior import ends_tasks
+from covon_avalanche.plugins.merge import MergePlugin
+from covon_avalanche.plugins.posterior import PosteriorPlugin, reads_merged_weights
 from covon_avalanche.plugins.task_loader import check_one_head, check_whole_task, dataset_features
 
 
@@ -40,6 +42,8 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
     width for each class.
     """
 
+    reads_merged_weights = True
+
     def __init__(self, *, samples: int = 256, epochs: int = 5) -> None:
         """
         :param samples: features drawn per class and domain in each epoch.
@@ -60,8 +64,9 @@ class ClassifierAlignmentPlugin(SupervisedPlugin):
 
         :raises ValueError: naming one that does not.
         """
-        for plugin in strategy.plugins[strategy.plugins.index(self) + 1 :]:
-            if ends_tasks(plugin):
+        for plugin in dropwhile(lambda plugin: plugin is not self, strategy.plugins):
+            merges = isinstance(plugin, MergePlugin | PosteriorPlugin)
+            if plugin is not self and (merges or reads_merged_weights(plugin)):
                 raise ValueError(
                     f"{type(self).__name__} must come after {type(plugin).__name__}, because the "
                     "retrained classifier is for predictions only"

@@ -45,6 +45,8 @@ class ICaRLPlugin(SupervisedPlugin):
     does not work with TD-VCL).
     """
 
+    reads_merged_weights = True
+
     def __init__(self, mem_size: int) -> None:
         """
         :param mem_size: total number of exemplars, but at least one per class and task.

@@ -31,6 +31,8 @@ class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[ca
     no new outputs. Keeps a copy of the model. Task identities are not used.
     """
 
+    reads_merged_weights = True
+
     def __init__(self, alpha: float = 1.0, temperature: float = 2.0) -> None:
         """
         :param alpha: weight of the distillation.

@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from contextlib import AbstractContextManager
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
@@ -17,8 +18,6 @@ from torch.nn import CrossEntropyLoss
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
 from covon_avalanche.plugins.task_loader import check_whole_task
-
-_PLUGINS = "covon_avalanche.plugins."
 
 
 class PosteriorPlugin(SupervisedPlugin):
@@ -209,19 +208,17 @@ class PosteriorPlugin(SupervisedPlugin):
             sample.__exit__(None, None, None)
 
 
-def ends_tasks(plugin: SupervisedPlugin) -> bool:
-    """Whether a plugin is one of this package that reads or merges weights at the end of a task."""
-    return any(
-        "after_training_exp" in vars(cls) and cls.__module__.startswith(_PLUGINS)
-        for cls in type(plugin).__mro__
-    )
+def reads_merged_weights(plugin: SupervisedPlugin) -> bool:
+    """Whether a plugin uses the weights at the end of a task, such as EWC for its anchor: it has an
+    attribute of this name."""
+    return getattr(plugin, "reads_merged_weights", False)
 
 
 def check_order(merging: SupervisedPlugin, strategy: Any) -> None:
-    """Raise a ``ValueError`` if a plugin of this package would take weights from before the merge
-    for those of the finished task, such as EWC for its anchor."""
-    for plugin in strategy.plugins[: strategy.plugins.index(merging)]:
-        if ends_tasks(plugin) and not isinstance(plugin, PosteriorPlugin):
+    """Raise a ``ValueError`` if a plugin would take the weights from before the merge for those of
+    the finished task."""
+    for plugin in takewhile(lambda plugin: plugin is not merging, strategy.plugins):
+        if reads_merged_weights(plugin):
             raise ValueError(
                 f"{type(merging).__name__} must come before {type(plugin).__name__}, which uses "
                 "the merged weights at the end of a task"
@@ -237,8 +234,9 @@ def _check_classes(shape: torch.Size, classes: int, targets: Tensor) -> None:
         valid = targets.dim() > 1 and torch.allclose(targets.sum(1), targets.new_ones(()))
     if not valid:
         raise ValueError(
-            "eval_samples averages class probabilities, but the targets are neither class ids nor "
-            f"probabilities of classes, for outputs of shape {tuple(shape)}: leave it at 0"
+            f"eval_samples averages class probabilities, which outputs of shape {tuple(shape)} "
+            f"with targets of shape {tuple(targets.shape)} and {targets.dtype} do not have: leave "
+            "it at 0"
         )
 
 

@@ -23,6 +23,8 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
     is constant in the number of tasks.
     """
 
+    reads_merged_weights = True
+
     def __init__(
         self,
         *,

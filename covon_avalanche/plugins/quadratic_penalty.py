@@ -25,6 +25,8 @@ class QuadraticPenaltyPlugin(SupervisedPlugin):
     :class:`PosteriorPlugin` or :class:`MergePlugin`. Memory is constant in the number of tasks.
     """
 
+    reads_merged_weights = True
+
     def __init__(self, factor: float) -> None:
         super().__init__()
         self.factor = factor

@@ -82,7 +82,8 @@ def DomainFolders(
     held_out = files.held_out_groups(whole.values(), 0.2)
     if groups is not None and whole and not held_out:
         raise ValueError(
-            f"groups = {groups!r} leaves no group for testing: each class of a domain needs two"
+            f"groups = {groups!r} leaves no group for testing: each class of a domain "
+            "needs at least two groups"
         )
     for name, images in whole.items():
         grouped = images.split_groups(held_out)

@@ -129,7 +129,7 @@ def image_files(folder: Path) -> list[Path]:
 def _walk(
     folder: Path, parents: Sequence[Path] = (), gone: list[Path] | None = None
 ) -> Iterator[Path]:
-    """The files below a folder; ``gone`` gets those that are links to nothing."""
+    """The files below a folder; ``gone`` gets broken links."""
     parents = [*parents, folder.resolve()]
     for entry in os.scandir(folder):
         path = folder / entry.name
@@ -171,6 +171,8 @@ def subfolders(folders: Sequence[Path]) -> dict[str, list[Path]]:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not hidden(path.name):
                 found.setdefault(name_of(path.name), []).append(path)
+            elif path.is_symlink() and not path.exists() and not is_image(path):
+                warnings.warn(f"{path} is a broken link, ignored", stacklevel=5)
     return dict(sorted(found.items()))
 
 
@@ -190,7 +192,7 @@ def files_by_class(
 ) -> dict[str, list[Path]]:
     """The files of ``FOLDER/CLASS/*``, images and others, of classes that have any.
 
-    :param gone: gets those that are links to nothing.
+    :param gone: gets broken links.
     """
     found = {
         name: sorted(file for path in paths for file in _walk(path, gone=gone))
@@ -204,7 +206,7 @@ def class_folders(
 ) -> ImageFiles:
     """The images of ``FOLDER/CLASS/*``, with class ids from a fixed table of names.
 
-    Other files and links to nothing are ignored, with a warning, as are images beside the classes.
+    Other files and broken links are ignored, with a warning, as are images beside the classes.
 
     :param complete: whether there must be images of all classes.
     :raises ValueError: for a subfolder with images that is not a class, or a class without images.
@@ -223,11 +225,11 @@ def class_folders(
             f"{folders[0] / empty[0]} has files, but no images: expected {kinds}, or classes=... "
             "without this folder"
         )
-    _warn_ignored(others, "is not an image", "are not images", f": expected {kinds}")
-    _warn_ignored([*filter(is_image, gone)], "is a link to nothing", "are links to nothing")
+    _warn_ignored(others, f"no images, expected {kinds}")
+    _warn_ignored([*filter(is_image, gone)], "broken links")
     beside = [path for folder in folders for path in folder.iterdir() if is_image(path)]
     loose = sorted(path for path in beside if path.is_file() and not hidden(path.name))
-    _warn_ignored(loose, "is in no class folder", "are in no class folder")
+    _warn_ignored(loose, "in no class folder")
     pairs = [(file, ids[name]) for name, files in found.items() for file in files]
     if complete and (missing := sorted({*range(len(classes))} - {label for _, label in pairs})):
         names = [classes[label] for label in missing]
@@ -235,13 +237,10 @@ def class_folders(
     return ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
 
 
-def _warn_ignored(files: Sequence[Path], is_: str, are: str, advice: str = "") -> None:
-    """Warn about files that are not used, if there are any."""
+def _warn_ignored(files: Sequence[Path], why: str) -> None:
     if files:
-        what = f"{len(files)} files that {are}, such as {files[0]}, are"
-        if len(files) == 1:
-            what = f"{files[0]}, which {is_}, is"
-        warnings.warn(f"{what} ignored{advice}", stacklevel=5)
+        what = f"{files[0]} is" if len(files) == 1 else f"{len(files)} files such as {files[0]} are"
+        warnings.warn(f"{what} ignored ({why})", stacklevel=5)
 
 
 TrainAndTest = tuple[ImageFiles, ImageFiles]

@@ -11,7 +11,7 @@ from covon_avalanche.report import load_results
 from covon_avalanche.report.results import read_results
 
 
-@pytest.mark.parametrize("page", ["overview", "digits", "permuted-mnist", "presets"])
+@pytest.mark.parametrize("page", ["overview", "digits", "permuted-mnist", "first-try"])
 def test_tables(page, monkeypatch):
     written = {}
     monkeypatch.setattr(pages.figures, "save", lambda *_: None)
@@ -36,7 +36,7 @@ def test_tables(page, monkeypatch):
         ),
         ("first_try_pacs_vit", "first-try/pacs-vit-forward"),
         ("first_try_pacs_vit_reverse", "first-try/pacs-vit-reverse"),
-        ("permuted_mnist_more", "first-try/permuted-mnist-hard-results"),
+        ("first_try_permuted_mnist", "first-try/permuted-mnist-hard-results"),
     ],
 )
 def test_stored_results_are_of_the_recipes(recipe, file):

@@ -52,6 +52,22 @@ def test_a_layer_of_a_subclass_takes_part_if_it_computes_what_its_base_class_doe
     assert set(input_second_moments(nn.Sequential(*layers), batches)) == {"2"}
 
 
+def test_layers_with_arguments_or_outputs_of_their_own_do_not_take_part():
+    class Scaled(nn.Linear):
+        def forward(self, x, scale=1.0):
+            return scale * super().forward(x), x
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scaled, self.last = Scaled(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(self.scaled(x, scale=2.0)[0])
+
+    assert set(input_second_moments(Net(), [(torch.randn(5, 3), None)])) == {"last"}
+
+
 def test_moments_under_autocast_are_exact_sums_over_bfloat16_inputs():
     """And torch's setting for products on CPUs stays what it was."""
     torch.manual_seed(0)
