@@ -88,6 +88,11 @@ def DomainFolders(
     for name, images in whole.items():
         grouped = images.split_groups(held_out)
         parts[name] = [*(files.split_by_name(images, root) if groups is None else grouped)]
+        if images and not parts[name][1] and groups is None:
+            raise ValueError(
+                f"the domain {name!r} has no images for testing: a fifth of each class is held "
+                "out, which takes three images"
+            )
     train, test = ({name: part[i] for name, part in parts.items()} for i in (0, 1))
     if is_table(root):
         train, test = ({n: some for n, some in part.items() if some} for part in (train, test))

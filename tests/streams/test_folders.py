@@ -255,6 +255,10 @@ def test_errors_name_the_value_and_the_rule(tmp_path):
     (tmp_path / "empty" / "day" / "cat").mkdir(parents=True)
     with pytest.raises(ValueError, match="domain 'day' has no images for the 'train' stream"):
         DomainFolders(tmp_path / "empty")
+    for i in range(2):
+        paint(tmp_path / f"empty/day/cat/{i}.png", 0)
+    with pytest.raises(ValueError, match=r"'day' has no images for testing: .* takes three images"):
+        DomainFolders(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
