@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-DataPath = Annotated[str, AfterValidator(os.path.expanduser)]
-"""A path of data or weights, see :func:`located`; ``~`` is the user's home."""
+_FROM_HOME = AfterValidator(os.path.expanduser)  # a path may begin with ~
 
 
 def _images(value: Any) -> int | float:
@@ -142,7 +141,7 @@ class FolderStream(_Images):
     """User-defined images."""
 
     name: Literal["DomainFolders"]
-    folder: Annotated[DataPath, Field(min_length=1)]
+    folder: Annotated[str, Field(min_length=1), _FROM_HOME]
     """Folder with ``DOMAIN/CLASS/*``, or a CSV table, see ``DomainFolders``; a relative path is
     below the data folder."""
     classes: Annotated[list[PrintableName] | None, Field(min_length=1)] = None
@@ -250,7 +249,7 @@ class Backbone(Table):
     """A network of ``covon_avalanche.backbones``, with a new last layer."""
 
     backbone: str
-    weights: DataPath
+    weights: Annotated[str, _FROM_HOME]
     """``default`` for the library's own, or a file; a relative path is below the data folder.
     ``""`` asks for random weights."""
 
