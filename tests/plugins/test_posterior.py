@@ -164,7 +164,7 @@ def test_samples_of_an_image_segmentation_are_averaged_by_pixel():
 def test_samples_of_a_regression_are_refused_and_those_with_soft_labels_averaged():
     x, model = torch.randn(16, 8), toy_model()
     for y in (torch.randn(16, 4), torch.randn(16)):
-        with pytest.raises(ValueError, match="eval_samples averages class probabilities, which outputs"):
+        with pytest.raises(ValueError, match="averages class probabilities, which outputs"):
             train_and_evaluate(model, x, y, lambda output, y: (output.sum() - y.sum()).square())
     for more in ((), (1,)):  # a binary classifier of a single output
         single, y = nn.Sequential(nn.Linear(8, 1), nn.Flatten()), torch.randint(2, (16, *more))
