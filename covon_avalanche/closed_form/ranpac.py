@@ -55,7 +55,9 @@ class RidgeClassifier(ClosedFormHead):
     :raises ValueError: naming the value and the rule, or if ``G`` does not fit into memory.
 
     Memory: ``G`` has M x M entries in float64, 800 MB for M = 10,000; four or, with ``folds``,
-    ``folds + 3`` matrices of this size are needed at the end of a domain.
+    ``folds + 3`` matrices of this size are needed at the end of a domain. Without folds, features
+    of the domain's examples are kept until then, and if these are fewer than M, the ridges are
+    compared in matrices of their number.
     """
 
     def __init__(
@@ -112,11 +114,13 @@ class RidgeClassifier(ClosedFormHead):
         self.ridge: Tensor
         """The ridge of the last domain, a scalar."""
         self._domain: tuple[Tensor, Tensor]  # G and Q of what is not held out
+        self._fitted: list[tuple[Tensor, Tensor]]  # the same as examples, without folds
         self._held_out: list[list[tuple[Tensor, Tensor]]]  # by fold
 
     def begin_domain(self) -> None:
         self._domain = torch.zeros_like(self.gram), torch.zeros_like(self.targets)
         self._held_out = [[] for _ in range(self.folds or 1)]
+        self._fitted = []
 
     def update(self, features: Tensor, labels: Tensor, first_index: int = 0) -> None:
         last = (self.folds or _HELD_OUT) - 1
@@ -126,6 +130,8 @@ class RidgeClassifier(ClosedFormHead):
             examples.append((features[own], labels[own]))
         rest = position <= last - len(self._held_out)
         self._add(self._domain, features[rest], labels[rest])
+        if not (self.folds or self.standardize):
+            self._fitted.append((features[rest], labels[rest]))
 
     def _add(self, sums: tuple[Tensor, Tensor], features: Tensor, labels: Tensor) -> None:
         gram, targets = sums
@@ -154,7 +160,7 @@ class RidgeClassifier(ClosedFormHead):
         if self.scores is not None:
             self.scores = scores
         self.ridge.fill_(ridge)
-        del self._domain, self._held_out
+        del self._domain, self._held_out, self._fitted
 
     def _sums(self, examples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """``G`` and ``Q`` of held-out examples."""
@@ -181,11 +187,12 @@ class RidgeClassifier(ClosedFormHead):
         self, examples: Sequence[tuple[Tensor, Tensor]], gram: Tensor, targets: Tensor
     ) -> Tensor:
         """Scores of shape (ridges,) on the examples, fitted to ``G`` and ``Q``."""
-        labels = torch.cat([labels for _, labels in examples])
-        h = torch.cat([self._projected(features) for features, _ in examples]).double()
-        if not h.isfinite().all():
-            raise FloatingPointError("the features of the network are not finite")
-        wanted = F.one_hot(labels, self.num_classes).double()
+        h, wanted = self._rows(examples)
+        labels = wanted.argmax(1)
+        if 0 < sum(len(labels) for _, labels in self._fitted) < len(gram):
+            # With fewer examples than features: (HᵀH + ridge I)⁻¹ HᵀY = Hᵀ (HHᵀ + ridge I)⁻¹ Y
+            fitted, targets = self._rows(self._fitted)
+            h, gram = h @ fitted.T, fitted @ fitted.T
         found = []
         for ridge in self.ridges:
             scores = h @ self._solve(gram, targets, ridge)
@@ -194,6 +201,14 @@ class RidgeClassifier(ClosedFormHead):
             else:
                 found.append((scores.argmax(1) == labels).double().mean())
         return torch.stack(found)
+
+    def _rows(self, examples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """``H`` and ``Y`` of examples."""
+        h = torch.cat([self._projected(features) for features, _ in examples]).double()
+        if not h.isfinite().all():
+            raise FloatingPointError("the features of the network are not finite")
+        labels = torch.cat([labels for _, labels in examples])
+        return h, F.one_hot(labels, self.num_classes).double()
 
     def _projected(self, features: Tensor) -> Tensor:
         h = features

@@ -132,7 +132,9 @@ def _time_batches(run: Run, size: int, batches: int) -> _Timed | None:
         for _ in range(1 + batches):
             run.model.features(x)
             note_end()
-        per_image, per_domain = _ridge_seconds(run.model.head, x.device, now)
+        stream = run.benchmark.train_stream
+        examples = sum(len(e.dataset) for e in stream) / len(stream)
+        per_image, per_domain = _ridge_seconds(run.model.head, examples, x.device, now)
         after = images * (1 + run.model.flip) * per_image + per_domain
     else:
         run.log.on_progress = note_end
@@ -151,18 +153,21 @@ def _time_batches(run: Run, size: int, batches: int) -> _Timed | None:
 
 
 def _ridge_seconds(
-    head: nn.Module, device: torch.device, now: Callable[[], float]
+    head: nn.Module, examples: float, device: torch.device, now: Callable[[], float]
 ) -> tuple[float, float]:
-    """Time of a ridge regression's sums per image, and of its solutions per domain, from one with
-    fewer features."""
+    """Time of a ridge regression's sums per image, and of its solutions per domain with this number
+    of examples, from one with fewer features."""
     if not isinstance(head, RidgeClassifier):
         return 0.0, 0.0
     few = min(len(head.gram), _FEATURES)
     h, start = torch.randn(few, few, dtype=torch.float64, device=device), now()
     gram, summed = h.T @ h, now()
     torch.linalg.cholesky_ex(gram)
-    solutions, more = len(head.ridges) * (head.folds or 1) + 1, len(head.gram) / few
-    return (summed - start) / few * more**2, (now() - summed) * solutions * more**3
+    more, solved = len(head.gram) / few, now() - summed
+    # without folds a ridge is chosen among the examples that are not held out, if they are fewer
+    smaller = more if head.folds or head.standardize else min(more, 0.8 * examples / few)
+    solutions = len(head.ridges) * (head.folds or 1) * smaller**3 + more**3
+    return (summed - start) / few * more**2, solved * solutions
 
 
 def _trained_images(recipe: Recipe, strategy: str, benchmark: CLScenario) -> int:

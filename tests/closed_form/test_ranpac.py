@@ -128,19 +128,23 @@ def score(select, alpha, learned, held_out):
     return -error if select == "mse" else (predicted.argmax(1) == held_y).mean()
 
 
+@pytest.mark.parametrize("projection", [None, 200])  # with fewer features than examples, and more
 @pytest.mark.parametrize("select", ["mse", "accuracy"])
-def test_the_ridge_is_chosen_on_every_fifth_example_of_the_domain_alone(select):
+def test_the_ridge_is_chosen_on_every_fifth_example_of_the_domain_alone(select, projection):
     ridges = [1e-3, 1.0, 100.0, 1e4]
+    random = torch.randn(8, projection or 1, generator=torch.Generator().manual_seed(0))
     domains = [domain(seed, examples=103) for seed in (0, 4)]
     chosen = []
     for x, y in domains:
         held_out = torch.arange(len(y)) % 5 == 4
+        x = (x @ random).relu() if projection else x
         parts = (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
         scores = [score(select, alpha, *parts) for alpha in ridges]
         chosen.append(max(a for a, s in zip(ridges, scores, strict=True) if s == max(scores)))
-    heads = [learned(domains[:n], ridges=ridges[::-1], select=select) for n in (1, 2)]
+    options = {"select": select, "projection": projection}
+    heads = [learned(domains[:n], ridges=ridges[::-1], **options) for n in (1, 2)]
     assert [head.ridge for head in heads] == chosen
-    assert torch.equal(heads[1].weight, learned(domains, ridges=chosen[-1:]).weight)
+    assert torch.equal(heads[1].weight, learned(domains, ridges=chosen[-1:], **options).weight)
 
 
 @pytest.mark.parametrize("select", ["mse", "accuracy"])
