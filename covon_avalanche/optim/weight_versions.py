@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim.samples import SampleBuffer, bump_versions
 from covon_avalanche.optim.sharding import local
 
@@ -22,7 +23,7 @@ class WeightVersions:
     def __init__(self) -> None:
         self._own: dict[Tensor, int] = {}  # changes by samples, which put back the mean
         self._versions: dict[Tensor, int] = {}  # after the last step, without those
-        self._entries: dict[Tensor, Tensor] = {}  # a few, after the last step
+        self._sums: dict[Tensor, Tensor] = {}  # after the last step, of a few entries
 
     def version(self, p: Tensor) -> int:
         """Changes of a parameter so far, other than by samples."""
@@ -42,7 +43,7 @@ class WeightVersions:
         params = list(params)
         self._versions.update((p, self.version(p)) for p in params)
         single = [p for p in params if p.numel() == 1]
-        self._entries = {p: _first_entries(p).clone() for p in (*params[:1], *params[-1:], *single)}
+        self._sums = {p: _first_sum(p) for p in (*params[:1], *params[-1:], *single)}
 
     def forget(self, p: Tensor) -> None:
         """Take the present values of a parameter for those after a step."""
@@ -54,13 +55,13 @@ class WeightVersions:
         entries compared. So does a single weight with its value, such as a clamped temperature."""
         times = {p: self.version(p) - version for p, version in self._versions.items()}
         found = {p for p, changes in times.items() if changes}
-        compared = found & self._entries.keys()
-        same = {p for p in compared if torch.equal(_first_entries(p), self._entries[p])}
+        compared = found & self._sums.keys()
+        same = {p for p in compared if torch.equal(_first_sum(p), self._sums[p])}
         if compared and compared == same and all(times[p] > 1 for p in found):
             return set()
         return found - {p for p in same if p.numel() == 1}
 
 
-def _first_entries(p: Tensor) -> Tensor:
-    """A few entries, which tell weights apart."""
-    return local(p).detach().flatten()[:16]
+def _first_sum(p: Tensor) -> Tensor:
+    """The sum of a few entries, which tells weights apart; a scalar."""
+    return exact_sum(local(p).detach().flatten()[:16])

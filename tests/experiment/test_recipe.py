@@ -219,7 +219,7 @@ def test_paths_may_begin_at_home(tmp_path, monkeypatch):
         ("strategies.mine.preset=paper", "= 'paper': Input should be 'finetune', 'scratch' or"),
         ("strategies.mine.hess_approx=per_example", "'gradsq' or 'reparam'"),
         ("strategies.own.implementation=m.C", "= 'm.C': must look like MODULE:CLASS$"),
-        ("name=Mine", "name = 'Mine': use lower-case letters, digits and -, at most 100$"),
+        ("name=Mine", "name = 'Mine': use at most 100 lower-case letters, digits and -, and begin"),
         ("strategies.mine=3", r"strategies\.mine = 3: must be a table$"),
         ("search.mine.lr=3", r"search\.mine\.lr = 3: must be a table$"),
         ("search.mine.merge={ choices = ['emo'] }", "'emo': merge: is unknown; .* mean ema\\?$"),
