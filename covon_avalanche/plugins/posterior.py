@@ -209,8 +209,8 @@ class PosteriorPlugin(SupervisedPlugin):
 
 
 def reads_merged_weights(plugin: SupervisedPlugin) -> bool:
-    """Whether a plugin uses the weights at the end of a task, such as EWC for its anchor: it has an
-    attribute of this name."""
+    """Whether a plugin uses the weights at the end of a task, such as EWC for its anchor: then its
+    attribute ``reads_merged_weights`` is true."""
     return getattr(plugin, "reads_merged_weights", False)
 
 

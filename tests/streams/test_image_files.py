@@ -31,6 +31,13 @@ def test_links_are_followed_but_not_in_cycles(tmp_path):
         assert class_folders([root], ["cat", "fox"]).files == [root / name for name in expected]
 
 
+def test_a_broken_link_to_a_class_folder_is_warned_of(tmp_path):
+    paint(tmp_path / "cat" / "0.png", 0)
+    (tmp_path / "fox").symlink_to(tmp_path / "nowhere")
+    with pytest.warns(UserWarning, match="/fox is a broken link, ignored$"):
+        assert len(class_folders([tmp_path], ["cat", "fox"]).files) == 1
+
+
 def test_every_suffix_that_torchvision_accepts_is_found_and_decoded(tmp_path):
     assert {*SUFFIXES} == {*IMG_EXTENSIONS}
     for suffix in SUFFIXES:
