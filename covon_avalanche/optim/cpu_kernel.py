@@ -20,7 +20,7 @@ Logarithm, sine and cosine are minimax polynomials with relative errors of about
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -60,7 +60,7 @@ def draw(
 
     :return: whether all precisions are positive.
     """
-    table = _addresses(means, samples, hessians, prior_precisions)
+    table = _addresses(means, samples, hessians, priors=[prior_precisions])
     flags = np.zeros(len(means), np.bool_)
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
     _run(_draw, table, np.array(numbers), f32(ess), f32(prior0), u64(key), flags)
@@ -106,7 +106,8 @@ def step(
     # in the order of the kernel's arguments
     clip_radius = min(clip_radius, 3e38)
     settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, retraction, prior0
-    table = _addresses(means, samples, grads, momenta, hessians, prior_means, prior_precisions)
+    priors = prior_means, prior_precisions
+    table = _addresses(means, samples, grads, momenta, hessians, priors=priors)
     squared, factors = hess_approx == "gradsq", np.ones(len(means), f32)
     if step_squares is not None:
         sums = np.zeros(int((-(-table[0] // _TILE)).sum()))  # of tiles, whatever the threads
@@ -117,26 +118,25 @@ def step(
     _run(_step, table, factors, step_squares is not None, squared, *map(f32, settings))
 
 
-def _addresses(*columns: list[Tensor] | float) -> np.ndarray:
-    """A column for each parameter: its size, and the addresses of its tensors, negative for
-    bfloat16, 0 for a number."""
-    first = columns[0]
-    assert isinstance(first, list)
-    table = [[t.numel() for t in first]]
-    for column in columns:
-        if isinstance(column, list):
-            table.append(
-                [-t.data_ptr() if t.dtype == torch.bfloat16 else t.data_ptr() for t in column]
-            )
-        else:
-            table.append([0] * len(first))
+def _addresses(*columns: list[Tensor], priors: Iterable[list[Tensor] | float] = ()) -> np.ndarray:
+    """A column for each parameter: its size, and the addresses of its tensors. Those of its prior
+    are negative for bfloat16, and 0 for a number."""
+    count = len(columns[0])
+    table = [list(map(Tensor.numel, columns[0]))]
+    table += [list(map(Tensor.data_ptr, column)) for column in columns]
+    table += [
+        [-t.data_ptr() if t.dtype == torch.bfloat16 else t.data_ptr() for t in prior]
+        if isinstance(prior, list)
+        else [0] * count
+        for prior in priors
+    ]
     return np.array(table, i64)
 
 
 def _run(kernel: Callable, table: np.ndarray, *arguments: object) -> None:
     """Call a kernel, in several threads where that pays."""
-    threads = torch.get_num_threads() if table[0].sum() > _ONE_THREAD else 1
-    if threads == 1:
+    threads = torch.get_num_threads()
+    if threads == 1 or table[0].sum() <= _ONE_THREAD:
         kernel(table, *arguments, 0, 1)
         return
     futures = [
