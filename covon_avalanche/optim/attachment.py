@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from covon_avalanche.optim.samples import SampleBuffer
+from covon_avalanche.optim.samples import Buffers
 
 if TYPE_CHECKING:
     from covon_avalanche.optim.posterior_optimizer import PosteriorOptimizer
@@ -23,7 +23,7 @@ class Attachment:
     def __init__(self, optimizer: PosteriorOptimizer | None = None) -> None:
         self._optimizer = optimizer
         self._sample: AbstractContextManager[None] | None = None  # that waits for its step
-        self._swapped_out: dict[Tensor, SampleBuffer] = {}  # the sample during an evaluation
+        self._swapped_out: Buffers = {}  # the sample during an evaluation
         self._hooks = ExitStack()
         self.is_attached = False
 
@@ -108,7 +108,7 @@ class Attachment:
         optimizer, sample = self._optimizer, self._swapped_out
         if optimizer is not None and sample:
             self._swapped_out = {}
-            if any(optimizer._weights.version(p) != b.version for p, b in sample.items()):
+            if any(named.version != buffer.version for named, buffer in sample.items()):
                 self.drop_sample()  # it belongs to other weights
             else:
                 optimizer._swap_in(sample, counted=torch.is_grad_enabled())
@@ -117,7 +117,8 @@ class Attachment:
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
     ) -> None:
         if self._optimizer is not None and self._sample is not None:
-            sampled = {**self._optimizer._in_place, **self._swapped_out}  # not another optimizer's
+            found = *self._optimizer._in_place, *self._swapped_out  # not another optimizer's
+            sampled = {named.param for named in found}
             for name, p in module._parameters.items():
                 if p in sampled and prefix + name in state:
                     state[prefix + name] = self._optimizer.mean_of(p).to(p.dtype, copy=True)

@@ -161,11 +161,11 @@ class BayesByBackprop(PosteriorOptimizer):
         """
         self._check_consolidation()
         importance = importance or {}
-        for name, p, *_ in self._named_params():
-            if p in importance:
-                check_given(name, importance[p], p, "importance")
+        for named in self._named_params():
+            if (p := named.param) in importance:
+                check_given(named.name, importance[p], p, "importance")
         with defer_interrupt(), torch.no_grad():
-            for _, p, *_ in self._named_params():
+            for p in (named.param for named in self._named_params()):
                 state = self.state.get(p, {})
                 if "step" in state:
                     kept = {k: state[k] for k in ("log_std", "importance") if k in state}

@@ -31,6 +31,7 @@ from covon_avalanche.optim.checks import check_betas, check_given, check_precisi
 from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
 from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.named_params import NamedParam
 from covon_avalanche.optim.natural_units import (
     AVERAGING,
     ess_of,
@@ -39,7 +40,6 @@ from covon_avalanche.optim.natural_units import (
 )
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
-    NamedParam,
     PosteriorOptimizer,
     State,
     current_prior,
@@ -47,8 +47,8 @@ from covon_avalanche.optim.posterior_optimizer import (
     prior_dtype,
 )
 from covon_avalanche.optim.samples import (
+    Buffers,
     SampleAccumulator,
-    SampleBuffer,
     align_state_,
     bump_versions,
     compiled_fill,
@@ -145,9 +145,8 @@ class Bucket(NamedTuple):
     the same step of the task, and with the same kind of prior."""
 
     group: Group
-    params: list[Tensor]
+    params: list[NamedParam]
     means: list[Tensor]
-    numbers: list[int]
     states: list[State]
 
     @property
@@ -461,9 +460,7 @@ class CoVON(PosteriorOptimizer):
 
     # Sampling and the fast step --------------------------------------------------------
 
-    def _draw(
-        self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
-    ) -> dict[Tensor, SampleBuffer]:
+    def _draw(self, params: list[NamedParam], buffers: Buffers, train: bool, key: int) -> Buffers:
         """Algorithm 1, line 4."""
         if train:
             self._batch_size()  # raises where the step would, before the forward pass
@@ -471,16 +468,16 @@ class CoVON(PosteriorOptimizer):
                 self._warn_of_noise(params)
         if self.implementation == "reference":
             return super()._draw(params, buffers, train, key)
-        drawn = {n.param: self._buffer(buffers, n.param, n.name) for n in params}
+        drawn = {named: self._buffer(buffers, named) for named in params}
         kernel = self._cpu_kernel(drawn) or multi_tensor
         positive = True
         for bucket in self._buckets(params, train):
             positive &= kernel.draw(
                 bucket.means,
-                [drawn[p].content for p in bucket.params],
+                [drawn[named].content for named in bucket.params],
                 bucket.entries("hess"),
                 bucket.entries("prior_precision", first_precision(bucket.group)),
-                bucket.numbers,
+                [named.number for named in bucket.params],
                 ess=ess_of(bucket.group),
                 key=key,
             )
@@ -494,11 +491,11 @@ class CoVON(PosteriorOptimizer):
     def _warn_of_noise(self, params: list[NamedParam]) -> None:
         """Warn if the first sample is mostly noise."""
         variance = weights = 0.0
-        for _, p, group, _ in params:
-            precision = local(self._precision(p, group, train=True))
+        for named in params:
+            precision = local(self._precision(named.param, named.group, train=True))
             if (precision > 0).all():  # else the draw raises
                 variance += exact_sum(1 / precision).item()
-                weights += exact_sum(local(p).square()).item()
+                weights += exact_sum(local(named.param).square()).item()
         if variance > weights > 0:
             natural = has_natural_units(params[0].group)
             advice = "lower noise" if natural else "raise ess, or leave it out"
@@ -508,10 +505,12 @@ class CoVON(PosteriorOptimizer):
                 stacklevel=6,
             )
 
-    def _warn_of_rounding(self, drawn: dict[Tensor, SampleBuffer]) -> None:
+    def _warn_of_rounding(self, drawn: Buffers) -> None:
         """Warn if most weights of the first sample are the mean's, because they are bfloat16."""
         pairs = [
-            (local(b.content), local(p)) for p, b in drawn.items() if p.dtype == torch.bfloat16
+            (local(buffer.content), local(named.param))
+            for named, buffer in drawn.items()
+            if named.param.dtype == torch.bfloat16
         ]
         equal = sum(int((sample == p).sum()) for sample, p in pairs)
         entries = sum(p.numel() for _, p in pairs)
@@ -531,26 +530,28 @@ class CoVON(PosteriorOptimizer):
             super()._step(params, record)
             return
         averaged = record.mc_samples > 1
-        buffers = {named.param: record.buffers[named.param] for named in params}
+        buffers = {named: record.buffers[named] for named in params}
         kernel = None if averaged else self._cpu_kernel(buffers)
         bfloat16 = kernel is None  # multi-tensor operations cast one bucket at a time
-        samples: dict[Tensor, Tensor] = {}  # of several, their statistics
-        grads: dict[Tensor, Tensor] = {}
-        for (name, p, *_), buffer in zip(params, buffers.values(), strict=True):
+        samples: dict[NamedParam, Tensor] = {}  # of several, their statistics
+        grads: dict[NamedParam, Tensor] = {}
+        for named, buffer in buffers.items():
+            p, sample = named.param, buffer.content
+            if averaged:
+                sample = record.statistic(named)
             assert p.grad is not None
-            sample = record.statistic(p) if averaged else buffer.content
             for found, value, what in (samples, sample, "sample"), (grads, p.grad, "gradient"):
                 fits = buffer.fits(value) and is_sharded(value) == is_sharded(p)
-                found[p] = value if fits else match_layout(value, p, name, what, bfloat16)
+                found[named] = value if fits else match_layout(value, p, named.name, what, bfloat16)
         # so that neither Hessian estimates nor their squares overflow float32
         largest = _LARGEST_ESTIMATE / self._batch_size() if record.squared else _LARGEST_ESTIMATE
         limit = min(_LARGEST_GRADIENT, largest**0.5) if record.squared else _LARGEST_GRADIENT
         if kernel is not None:
             step, fit = kernel.step, kernel.all_below(list(grads.values()), limit)
         else:
-            fit = multi_tensor.all_below(grads, limit)
+            fit = multi_tensor.all_below(params, list(grads.values()), limit)
             if averaged:
-                fit &= multi_tensor.all_below(samples, largest)
+                fit &= multi_tensor.all_below(params, list(samples.values()), largest)
             step = partial(multi_tensor.step, averaged=averaged)
         if not fit:
             super()._step(params, record)
@@ -562,19 +563,19 @@ class CoVON(PosteriorOptimizer):
                 settings["step_squares"] = [state["step_square"] for state in bucket.states]
             step(
                 bucket.means,
-                [samples[p] for p in bucket.params],
-                [grads[p] for p in bucket.params],
+                [samples[named] for named in bucket.params],
+                [grads[named] for named in bucket.params],
                 bucket.entries("momentum"),
                 bucket.entries("hess"),
                 bucket.entries("prior_mean"),
                 bucket.entries("prior_precision", first_precision(bucket.group)),
                 **settings,
             )
-            for p, state in zip(bucket.params, bucket.states, strict=True):
+            for named, state in zip(bucket.params, bucket.states, strict=True):
                 state["step"] += 1
-                self.state[p] = state
+                self.state[named.param] = state
                 if "mean" in state:
-                    p.copy_(state["mean"])
+                    named.param.copy_(state["mean"])
 
     def _set_ess(self, params: list[NamedParam]) -> None:
         """In natural units: choose the effective sample size by the gradients of the first step."""
@@ -589,8 +590,9 @@ class CoVON(PosteriorOptimizer):
         )
         if not 0 < ess < math.inf:  # no gradient, or one that is not finite: the next step chooses
             return
-        for _, p, other, _ in self._named_params():  # states of steps without gradients
-            if has_natural_units(other) and "hess" in (state := self.state.get(p, {})):
+        for named in self._named_params():  # states of steps without gradients
+            state = self.state.get(named.param, {})
+            if has_natural_units(named.group) and "hess" in state:
                 state["hess"] *= ess_of(group) / ess
         for other in filter(has_natural_units, self.param_groups):
             other["ess_per_example"] = ess / (group["examples"] or 1.0)
@@ -607,10 +609,10 @@ class CoVON(PosteriorOptimizer):
                 for key in ("ess_per_example", "examples"):
                     group[key] = known[0][key]
 
-    def _cpu_kernel(self, buffers: Mapping[Tensor, SampleBuffer]) -> Any:
+    def _cpu_kernel(self, buffers: Buffers) -> Any:
         """The module ``cpu_kernel`` if it can make a draw or a step for all parameters."""
         compiled = self.implementation == "compiled"
-        if compiled and any(p.device.type != "cpu" for p in buffers):
+        if compiled and any(named.param.device.type != "cpu" for named in buffers):
             raise ValueError("implementation='compiled' is for CPUs: use 'auto' or 'foreach'")
         if self.implementation == "foreach" or not all(b.for_cpu_kernel for b in buffers.values()):
             return None
@@ -625,7 +627,8 @@ class CoVON(PosteriorOptimizer):
     def _buckets(self, params: list[NamedParam], train: bool) -> list[Bucket]:
         """The parameters in as few lists as the fast versions allow."""
         buckets: dict[tuple[object, ...], Bucket] = {}
-        for _, p, group, number in params:
+        for named in params:
+            p, group = named.param, named.group
             state = self._task_state(p, group) if train else self.state[p]
             mean = p if state_dtype(p) == p.dtype else state.get("mean", self.mean_of(p))
             if "hess" not in state:  # between tasks the posterior is the next prior
@@ -633,10 +636,9 @@ class CoVON(PosteriorOptimizer):
             prior = "prior_mean" in state, "prior_precision" in state
             kind = id(group), p.device, p.dtype, state.get("step"), *prior
             if (bucket := buckets.get(kind)) is None:
-                bucket = buckets[kind] = Bucket(group, [], [], [], [])
-            bucket.params.append(p)
+                bucket = buckets[kind] = Bucket(group, [], [], [])
+            bucket.params.append(named)
             bucket.means.append(mean)
-            bucket.numbers.append(number)
             bucket.states.append(state)
         return list(buckets.values())
 
@@ -725,7 +727,8 @@ class CoVON(PosteriorOptimizer):
             warn_unless_learned(steps, self._diagnose(trained))
         with defer_interrupt(), torch.no_grad():
             problems, moved = [], False
-            for name, p, group, _ in trained:  # check all before anything is written
+            for named in trained:  # check all before anything is written
+                name, p, group = named.name, named.param, named.group
                 align_state_(self.state[p], p, name)
                 both = self.mean_of(p), current_prior(self.state[p], group)[0]
                 moved = moved or any((m != m0).any() for m, m0 in pieces(*map(local, both)))
@@ -777,7 +780,7 @@ class CoVON(PosteriorOptimizer):
         key: int,
     ) -> None:
         """Make mean and precision after the task the weights and the prior."""
-        _, p, group, number = named
+        p, group, number = named.param, named.group, named.number
         prior_mean = torch.empty_like(self.state[p]["hess"], dtype=prior_dtype(p, group))
         prior_precision = torch.empty_like(prior_mean)
         begin = first_entry(p)

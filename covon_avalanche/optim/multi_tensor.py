@@ -8,13 +8,14 @@ temporaries are needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from covon_avalanche.optim.named_params import NamedParam
 from covon_avalanche.optim.natural_units import AVERAGING, inverse_rms
 from covon_avalanche.optim.samples import fill_normal_
 from covon_avalanche.optim.sharding import everywhere, local, sum_everywhere
@@ -131,14 +132,17 @@ def step(
         del direction, precision, sample, grad, m0, s0  # before the temporaries of the next part
 
 
-def all_below(tensors: Mapping[Tensor, Tensor], limit: float) -> bool:
+def all_below(params: list[NamedParam], tensors: list[Tensor], limit: float) -> bool:
     """Whether the norm of the tensor of each parameter on a CPU is below a limit; those on an
     accelerator are not looked at, to avoid synchronising with it. With sharded parameters all
     processes must call it."""
-    here = [p for p in tensors if p.device.type == "cpu"]
-    if not here:
+    pairs = [
+        (n.param, t) for n, t in zip(params, tensors, strict=True) if n.param.device.type == "cpu"
+    ]
+    if not pairs:
         return True
-    below = torch.stack(torch._foreach_norm([local(tensors[p]) for p in here])) < limit
+    here, values = zip(*pairs, strict=True)
+    below = torch.stack(torch._foreach_norm([local(t) for t in values])) < limit
     return bool(everywhere(below, here).all())  # NaN is not below
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, NamedTuple
+from operator import is_
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,31 +32,24 @@ from covon_avalanche.optim.checks import (
     has_entries,
 )
 from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.named_params import NamedParam, changed, note_step
 from covon_avalanche.optim.natural_units import SCALARS, ess_of
 from covon_avalanche.optim.param_groups import in_other_order, match_groups, squares_in_order
 from covon_avalanche.optim.samples import (
+    Buffers,
     SampleAccumulator,
     SampleBuffer,
     align_state_,
+    bump_versions,
     fill_normal_,
     next_noise_key,
     state_dtype,
 )
 from covon_avalanche.optim.sharding import is_sharded, local, sharded_like, whole
-from covon_avalanche.optim.weight_versions import WeightVersions
 from covon_avalanche.posterior.gaussian import DiagGaussian, check_gaussian, embed
 
 Group = dict[str, Any]
 State = dict[str, Any]
-
-
-class NamedParam(NamedTuple):
-    """A parameter of an optimizer: its name, its group, and its number over all groups."""
-
-    name: str
-    param: Tensor
-    group: Group
-    number: int
 
 
 def first_precision(group: Group) -> float:
@@ -121,6 +114,8 @@ class PosteriorOptimizer(Optimizer, ABC):
     ) -> None:
         self._generator = generator
         self._names = WeakTensorKeyDictionary()  # where parameters were taken out of a group
+        self._params: list[NamedParam] = []  # of the groups, parameters and names in _places
+        self._places: list[Any] = []
         self._attachment = Attachment()
         self._placeholders = False  # whether the state only waits for one that is loaded
         noise = {"noise_seed": None, "noise_draws": 0}
@@ -133,15 +128,12 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _start_unsampled(self) -> None:
         """Set what neither copies nor states contain."""
-        self._buffers: dict[Tensor, SampleBuffer] = {}  # theta, and the mean while it is in place
-        self._in_place: dict[Tensor, SampleBuffer] = {}  # swapped at the moment
-        self._weights = WeightVersions()
+        self._params, self._places = [], []
+        self._buffers: Buffers = {}  # theta; while it is in place the mean
+        self._in_place: Buffers = {}  # swapped at the moment
         self._record = self._new_record()
         self._loaded_squares: list[float] | None = None
         """With a state and no sample drawn since: of the weights that it was saved with."""
-        self._old_grads: dict[Tensor, tuple[weakref.ref[Tensor], int, Any]] = {}
-        """Gradients from before the sample, their versions, and whether they must be cleared: those
-        that a step has used and zeros need not be."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Lightning's wrapper inherits this class, but reads its attributes from the optimizer:
@@ -208,7 +200,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         check_positive("temperature", temperature)
         if train and temperature != 1:
             raise ValueError(f"a temperature is for prediction (train=False), got {temperature}")
-        drawn: dict[Tensor, SampleBuffer] = {}
+        drawn: Buffers = {}
         try:
             self._place_sample(train, temperature)
             drawn |= self._in_place
@@ -290,7 +282,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             self._placeholders = False
             self.state.clear()
         if not self._buffers:  # weights may have been tied since the optimizer was made
-            check_memory((name, p) for name, p, *_ in self._named_params())
+            check_memory((n.name, n.param) for n in self._named_params())
         params = [
             n
             for n in self._named_params()
@@ -307,19 +299,18 @@ class PosteriorOptimizer(Optimizer, ABC):
             self._loaded_squares = None
         if train:
             self._check_unchanged()
-            for p in (named.param for named in params):
-                if p.grad is not None and not self._has_old_grad(p):
-                    nonzero = local(p.grad).any()
-                    self._old_grads[p] = weakref.ref(p.grad), p.grad._version, nonzero
+            for named in params:
+                if named.param.grad is not None and not named.has_noted_grad:
+                    named.note_grad(unused=local(named.param.grad).any())
         with defer_interrupt(), torch.no_grad():
             key = next_noise_key(self.param_groups[0], self._generator)
             drawn = self._draw(params, buffers, train, key)
-            for p, buffer in drawn.items():
+            for named, buffer in drawn.items():
                 if temperature != 1:
-                    mean = self.mean_of(p)
+                    mean = self.mean_of(named.param)
                     noise = (buffer.content - mean).mul_(temperature**0.5)
                     buffer.content.copy_(noise.add_(mean))
-                buffer.version = self._weights.version(p)
+                buffer.version = named.version
             self._swap_in(drawn)
 
     def _check_order(self, loaded: list[float]) -> None:
@@ -342,58 +333,60 @@ class PosteriorOptimizer(Optimizer, ABC):
                 same = mean.to(weights.dtype) == weights
                 self.state[named.param]["mean"] = torch.where(same, mean, weights.float())
 
-    def _swap_in(self, drawn: dict[Tensor, SampleBuffer], counted: bool = True) -> None:
+    def _swap_in(self, drawn: Buffers, counted: bool = True) -> None:
         with defer_interrupt(), torch.no_grad():
-            for p, buffer in drawn.items():
-                buffer.swap_(p)
-                self._in_place[p] = buffer
-            self._weights.swapped(drawn, counted)
+            for named, buffer in drawn.items():
+                buffer.swap_(named.param)
+                self._in_place[named] = buffer
+            self._count_swap(drawn, counted)
 
     @torch.compiler.disable
     def _restore_mean(self, check: bool = False, counted: bool = True) -> None:
         swapped = dict(self._in_place)
-        changed = {p for p, b in swapped.items() if self._weights.version(p) != b.version}
+        names = [named.name for named, b in swapped.items() if named.version != b.version]
         with defer_interrupt(), torch.no_grad():
-            for p, buffer in swapped.items():
-                buffer.swap_(p)
-                del self._in_place[p]
-            self._weights.swapped(swapped, counted)
-        if check and changed:
+            for named, buffer in swapped.items():
+                buffer.swap_(named.param)
+                del self._in_place[named]
+            self._count_swap(swapped, counted)
+        if check and names:
             raise RuntimeError(
-                f"{self._names_of(changed)[0]!r} was changed inside of sampled_params(), whose end "
+                f"{names[0]!r} was changed inside of sampled_params(), whose end "
                 "restores the mean: load or clip weights, and step other optimizers, outside "
                 "(nn.Embedding's max_norm does so in its forward pass)"
             )
+
+    def _count_swap(self, swapped: Buffers, counted: bool) -> None:
+        """Take all changes since samples were drawn for theirs, see :func:`bump_versions`.
+
+        :param counted: ``False`` for a swap that will be undone, without backward pass between.
+        """
+        bump_versions(named.param for named in swapped if counted)
+        for named, buffer in swapped.items():
+            named.version = buffer.version
 
     def changed_weights(self) -> list[str]:
         """Names of parameters whose values have been replaced since the last step of this task, for
         instance by ``model.load_state_dict``; :meth:`consolidate` and the next sample then raise
         an error."""
-        changed = self._weights.changed()
-        return self._names_of(changed) if changed else []
+        return [named.name for named in changed(self._named_params())]
 
     def _check_unchanged(self) -> None:
         """Refuse statistics that belong to other weights."""
-        if changed := self.changed_weights():
+        if names := self.changed_weights():
             raise RuntimeError(
-                f"{changed[0]!r} was replaced since the last step of this task (by "
+                f"{names[0]!r} was replaced since the last step of this task (by "
                 "load_state_dict, averaging, clipping or another optimizer?), but the posterior's "
                 "precision belongs to the weights before: load the optimizer's state that was "
                 "saved with them; optimizer.load_state_dict(optimizer.state_dict()) keeps this one"
             )
 
-    def _names_of(self, params: set[Tensor]) -> list[str]:
-        return [named.name for named in self._named_params() if named.param in params]
-
     @torch.compiler.disable
-    def _record_sample(self, samples: dict[Tensor, SampleBuffer]) -> None:
-        uncleared = [
-            nonzero
-            for p, (grad, _, nonzero) in self._old_grads.items()
-            if nonzero is not False and p.grad is not None and p.grad is grad()
-        ]
-        # from now on those of parameters that the sample's backward pass has not reached
-        self._old_grads = {p: old for p, old in self._old_grads.items() if self._has_old_grad(p)}
+    def _record_sample(self, samples: Buffers) -> None:
+        unused = (named.unused_grad for named in self._named_params())
+        uncleared = [x for x in unused if x is not False]
+        for named in self._named_params():
+            named.note_unreached()
         if uncleared and torch.stack([x.to(uncleared[0].device) for x in uncleared]).any():
             if self._record.complete:
                 raise RuntimeError(
@@ -416,34 +409,33 @@ class PosteriorOptimizer(Optimizer, ABC):
                 self.discard_samples()
                 raise
 
-    def _draw(
-        self, params: list[NamedParam], buffers: dict[Tensor, SampleBuffer], train: bool, key: int
-    ) -> dict[Tensor, SampleBuffer]:
+    def _draw(self, params: list[NamedParam], buffers: Buffers, train: bool, key: int) -> Buffers:
         """Write samples into the buffers of parameters, which are added where they are missing."""
         lowest: list[tuple[str, Tensor]] = []
-        drawn: dict[Tensor, SampleBuffer] = {}
-        for name, p, group, number in params:
-            drawn[p] = self._buffer(buffers, p, name)
-            precision = local(self._precision(p, group, train))
+        drawn: Buffers = {}
+        for named in params:
+            p = named.param
+            drawn[named] = self._buffer(buffers, named)
+            precision = local(self._precision(p, named.group, train))
             if precision.numel():  # a process may have no row of a sharded parameter
-                lowest.append((name, precision.min()))
-            mean, content = self.mean_of(p), drawn[p].content
+                lowest.append((named.name, precision.min()))
+            mean, content = self.mean_of(p), drawn[named].content
             sample = content if mean.dtype == p.dtype else torch.empty_like(mean)
-            fill_normal_(sample, key, number)
+            fill_normal_(sample, key, named.number)
             local(sample).mul_(precision.rsqrt()).add_(local(mean))
             if sample is not content:
                 content.copy_(sample)
         check_precisions(lowest)
         return drawn
 
-    def _buffer(self, buffers: dict[Tensor, SampleBuffer], p: Tensor, name: str) -> SampleBuffer:
+    def _buffer(self, buffers: Buffers, named: NamedParam) -> SampleBuffer:
         """A parameter's buffer; where a new one is needed, its state is converted to the new
         layout, too."""
-        buffer = buffers.get(p)
+        buffer, p = buffers.get(named), named.param
         if buffer is None or not buffer.fits(p):
-            check_parameter(p, name, bfloat16=self.allows_bfloat16)
-            align_state_(self.state.get(p, {}), p, name)
-            buffer = buffers[p] = SampleBuffer(p)
+            check_parameter(p, named.name, bfloat16=self.allows_bfloat16)
+            align_state_(self.state.get(p, {}), p, named.name)
+            buffer = buffers[named] = SampleBuffer(p)
         return buffer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -455,17 +447,8 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _note_grads(self) -> None:
         """After a step, or when gradients were cleared."""
-        params = (p for group in self.param_groups for p in group["params"])
-        self._old_grads = {
-            p: (weakref.ref(grad), grad._version, False)
-            for p in params
-            if (grad := p.grad) is not None
-        }
-
-    def _has_old_grad(self, p: Tensor) -> bool:
-        """Whether no backward pass has reached a parameter since its gradient was noted."""
-        grad, version, _ = self._old_grads.get(p, (lambda: None, 0, False))
-        return p.grad is not None and grad() is p.grad and version == p.grad._version
+        for named in self._named_params():
+            named.note_grad()
 
     # Stepping --------------------------------------------------------------------------
 
@@ -508,14 +491,14 @@ class PosteriorOptimizer(Optimizer, ABC):
         with defer_interrupt(), torch.no_grad():
             record, self._record = self._record, self._new_record()
             self._step(params, record)
-            self._weights.note(named.param for named in params)
+            note_step(params)
             self._note_grads()
         return loss
 
     def _call(self, closure: Callable[[], Any]) -> Any:
         """Call a closure in samples; return the mean loss."""
         record = self._record
-        recorded = record.complete and any(p.grad is not None for p in record.buffers)
+        recorded = record.complete and any(n.param.grad is not None for n in record.buffers)
         if self._in_place or recorded:
             # After sampled_params(), as in Lightning's manual optimization, it has no gradients.
             with torch.set_grad_enabled(bool(self._in_place)):
@@ -535,8 +518,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             return False
         if any(local(named.param.grad).any() for named in params):
             return False
-        for _, p, group, _ in params:
-            self.state[p] = self._task_state(p, group)
+        for named in params:
+            self.state[named.param] = self._task_state(named.param, named.group)
         self._placeholders = True
         return True
 
@@ -546,8 +529,8 @@ class PosteriorOptimizer(Optimizer, ABC):
             name, p = named.name, named.param
             if p.grad is None or not p.requires_grad or not p.numel():
                 continue
-            late = p in self._old_grads and not self._has_old_grad(p) and local(p.grad).any()
-            buffer = record.buffers.get(p)
+            late = named.was_reached and local(p.grad).any()
+            buffer = record.buffers.get(named)
             if buffer is None or late:
                 raise RuntimeError(
                     f"{name!r} has a gradient that was computed outside of sampled_params(), or "
@@ -557,7 +540,7 @@ class PosteriorOptimizer(Optimizer, ABC):
                 raise ValueError(f"{name!r} has a sparse gradient, which is not supported")
             if not buffer.fits(p):
                 raise RuntimeError(f"{name!r} was cast or moved between its sample and step()")
-            if buffer.version != self._weights.version(p):
+            if buffer.version != named.version:
                 raise RuntimeError(f"{name!r} was changed between its sample and step()")
             params.append(named)
         return params
@@ -566,13 +549,14 @@ class PosteriorOptimizer(Optimizer, ABC):
         """Change the posterior: all of it, or, if anything is not finite, nothing."""
         proposals: list[tuple[Tensor, Tensor, State]] = []
         checks: list[tuple[str, str, Tensor]] = []
-        for name, p, group, _ in params:
+        for named in params:
+            name, p = named.name, named.param
             assert p.grad is not None
-            old = self._task_state(p, group)
+            old = self._task_state(p, named.group)
             align_state_(old, p, name)
             former = old.get("mean", p)
-            grad, statistic = p.grad.to(former.dtype), record.statistic(p, former)
-            mean, new = self._propose(former, group, old, grad, statistic)
+            grad, statistic = p.grad.to(former.dtype), record.statistic(named, former)
+            mean, new = self._propose(former, named.group, old, grad, statistic)
             checks.append((name, "gradient", p.grad))
             checks.append((name, "new mean", mean))
             checks += [(name, f"new {k}", v) for k, v in new.items() if torch.is_tensor(v)]
@@ -609,7 +593,9 @@ class PosteriorOptimizer(Optimizer, ABC):
 
     def _finish_task(self) -> None:
         """After consolidation."""
-        self._buffers, self._weights = {}, WeightVersions()
+        self._buffers = {}
+        for named in self._named_params():
+            named.forget_step()
         self.discard_samples()
 
     # Posterior and prior ---------------------------------------------------------------
@@ -628,10 +614,10 @@ class PosteriorOptimizer(Optimizer, ABC):
         :raises ValueError: for a parameter that is not in the optimizer.
         """
         means, precisions = {}, {}
-        for name, p, group, _ in self._named_params(named_parameters):
-            if self.state.get(p):
-                means[name] = whole(self.mean_of(p)).clone()
-                precisions[name] = whole(self._precision(p, group, train=False))
+        for named in self._renamed(named_parameters):
+            if self.state.get(p := named.param):
+                means[named.name] = whole(self.mean_of(p)).clone()
+                precisions[named.name] = whole(self._precision(p, named.group, train=False))
         return DiagGaussian(means, precisions)
 
     @torch.no_grad()
@@ -643,8 +629,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         """
         self._check_ess()
         means, precisions = {}, {}
-        for name, p, group, _ in self._named_params(named_parameters):
-            state = {**self._first_prior(self.mean_of(p), group), **self.state.get(p, {})}
+        for named in self._renamed(named_parameters):
+            name, p = named.name, named.param
+            state = {**self._first_prior(self.mean_of(p), named.group), **self.state.get(p, {})}
             means[name] = whole(state["prior_mean"]).to(state_dtype(p), copy=True)
             precisions[name] = whole(state["prior_precision"]).to(state_dtype(p), copy=True)
         return DiagGaussian(means, precisions)
@@ -661,7 +648,8 @@ class PosteriorOptimizer(Optimizer, ABC):
     def mean_of(self, p: Tensor) -> Tensor:
         """The posterior's mean of a parameter, inside of a sample, too; not a copy. The mean of
         bfloat16 weights is float32."""
-        mean = self._in_place[p].content if p in self._in_place else p.detach()
+        swapped = (buffer.content for named, buffer in self._in_place.items() if named.param is p)
+        mean: Tensor = next(swapped, p.detach()) if self._in_place else p.detach()
         if mean.dtype != torch.bfloat16:
             return mean
         state = self.state.get(p, {})
@@ -684,7 +672,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         unknown = set(prior.mean) - {named.name for named in self._named_params()}
         if unknown:
             raise ValueError(f"the prior has parameters that are unknown here: {sorted(unknown)}")
-        for name, p, group, _ in self._named_params():
+        for named in self._named_params():
+            name, p, group = named.name, named.param, named.group
             if name not in prior.mean:
                 continue
             mean, precision = prior.mean[name], prior.precision[name]
@@ -709,16 +698,17 @@ class PosteriorOptimizer(Optimizer, ABC):
         :raises ValueError: if the saved tensors do not fit into the parameter, or it is not
             in the optimizer.
         """
-        groups = [named.group for named in self._named_params() if named.param is parameter]
-        if not groups:
+        found = [named for named in self._named_params() if named.param is parameter]
+        if not found:
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} is not in the optimizer"
             )
         mean = parameter.detach().to(state_dtype(parameter))
-        start, prior = self._start_task(parameter, groups[0]), self._first_prior(mean, groups[0])
-        fresh = {"mean": mean, **start, **prior}
-        self._buffers.pop(parameter, None)
-        self._weights.forget(parameter)
+        (named,) = found
+        start = self._start_task(parameter, named.group)
+        fresh = {"mean": mean, **start, **self._first_prior(mean, named.group)}
+        self._buffers.pop(named, None)
+        named.forget_step()
         zeros = torch.zeros_like(mean)
         self.state[parameter] = {
             key: embed(value, fresh.get(key, zeros))
@@ -745,11 +735,11 @@ class PosteriorOptimizer(Optimizer, ABC):
         if self.state:
             raise ValueError("allocate_state() is for a fresh optimizer, this one has a state")
         found = [key.partition("state.")[2].rpartition(".") for key in keys]
-        for name, p, group, _ in self._named_params():
-            entries = [entry for owner, _, entry in found if owner == name]
+        for named in self._named_params():
+            entries = [entry for owner, _, entry in found if owner == named.name]
             if entries:
-                mean = self.mean_of(p)
-                of_prior = prior_dtype(p, group)
+                p = named.param
+                mean, of_prior = self.mean_of(p), prior_dtype(p, named.group)
                 self.state[p] = {
                     entry: 0 if entry == "step" else mean.new_zeros(()) if entry in SCALARS
                     else torch.zeros_like(mean, dtype=of_prior if "prior" in entry else None)
@@ -757,34 +747,49 @@ class PosteriorOptimizer(Optimizer, ABC):
                 }  # fmt: skip
         self._placeholders = bool(self.state)
         if not self.state:
-            names = [name for name, *_ in self._named_params()]
+            names = [named.name for named in self._named_params()]
             raise ValueError(
                 f"no key of the checkpoint is of a parameter of this optimizer: {names}"
             )
 
     # torch.optim -----------------------------------------------------------------------
 
-    def _named_params(
-        self, given: Iterable[tuple[str, Tensor]] | None = None
-    ) -> Iterator[NamedParam]:
-        """The given parameters with these names, or all with the names the optimizer was
-        constructed with (``model.named_parameters()``), else ``"group.index"``."""
-        unseen = None if given is None else {p: name for name, p in given}
-        kept_names: Any = self._names or {}  # a weak dictionary is slow, even when it is empty
-        number = 0
+    def _named_params(self) -> list[NamedParam]:
+        """All parameters, with the names that the optimizer was constructed with
+        (``model.named_parameters()``), else ``"group.index"``."""
+        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        params = [p for group in self.param_groups for p in group["params"]]
+        places = [*self.param_groups, *params, *names]
+        if len(places) != len(self._places) or not all(map(is_, places, self._places)):
+            self._params, self._places = self._list_params(), places
+        return self._params
+
+    def _list_params(self) -> list[NamedParam]:
+        known = {named.param: named for named in self._params}
+        found: list[NamedParam] = []
         for i, group in enumerate(self.param_groups):
             names = group.get("param_names", ())
-            named = len(names) == len(group["params"])
+            is_named = len(names) == len(group["params"])
             for j, p in enumerate(group["params"]):
-                if unseen is None:
-                    name = names[j] if named else kept_names.get(p, f"{i}.{j}")
-                    yield NamedParam(name, p, group, number)
-                elif p in unseen:
-                    yield NamedParam(unseen.pop(p), p, group, number)
-                number += 1
-        if unseen:
-            unknown = sorted(unseen.values())
-            raise ValueError(f"these parameters are not in the optimizer: {unknown}")
+                name = names[j] if is_named else self._names.get(p, f"{i}.{j}")
+                named = known.get(p) or NamedParam(name, p, group, len(found))
+                named.name, named.group, named.number = name, group, len(found)
+                found.append(named)
+        return found
+
+    def _renamed(self, given: Iterable[tuple[str, Tensor]] | None) -> list[NamedParam]:
+        """The given parameters with these names, or all with their own."""
+        if given is None:
+            return self._named_params()
+        names = {p: name for name, p in given}
+        renamed = [
+            NamedParam(names.pop(n.param), n.param, n.group, n.number)
+            for n in self._named_params()
+            if n.param in names
+        ]
+        if names:
+            raise ValueError(f"these parameters are not in the optimizer: {sorted(names.values())}")
+        return renamed
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
@@ -793,8 +798,9 @@ class PosteriorOptimizer(Optimizer, ABC):
         try:
             self.check_group(group)
             seen: set[Tensor] = set()
-            for name, p, owner, _ in self._named_params():
-                if owner is group:
+            for named in self._named_params():
+                name, p = named.name, named.param
+                if named.group is group:
                     if p.requires_grad:  # a frozen one has no noise
                         check_parameter(p, name, bfloat16=self.allows_bfloat16)
                         if p.dtype == torch.bfloat16 and group["mc_samples"] > 1:
@@ -802,8 +808,8 @@ class PosteriorOptimizer(Optimizer, ABC):
                     if p in seen:  # a tied weight would be swapped and stepped twice
                         raise ValueError(f"{name!r} is in its group a second time")
                     seen.add(p)
-            check_memory((name, p) for name, p, *_ in self._named_params())
-            check_names(name for name, *_ in self._named_params())
+            check_memory((named.name, named.param) for named in self._named_params())
+            check_names(named.name for named in self._named_params())
         except Exception:
             self.param_groups.pop()
             raise
@@ -844,7 +850,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _squares(self) -> list[float] | None:
         """The sum of each parameter's squared weights, 0 for those that were never trained; unknown
         if some are sharded or have no values yet."""
-        params = [p for _, p, *_ in self._named_params()]
+        params = [named.param for named in self._named_params()]
         trained = [p for p in params if p.requires_grad or self.state.get(p)]
         if any(is_sharded(p) or p.is_meta or is_lazy(p) for p in trained):
             return None
@@ -882,9 +888,10 @@ class PosteriorOptimizer(Optimizer, ABC):
                         del state[entry]
                 for group in self.param_groups:
                     self.check_group(group)
-                for name, p, group, _ in self._named_params():
-                    check_state(name, p, self.state.get(p, {}), self._state_needs(group))
-                    align_state_(self.state.get(p, {}), p, name)
+                for named in self._named_params():
+                    p, state = named.param, self.state.get(named.param, {})
+                    check_state(named.name, p, state, self._state_needs(named.group))
+                    align_state_(state, p, named.name)
                 found = self._entries()
                 for entry, count in expected.items():
                     if found[entry] != count:
@@ -904,10 +911,10 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _keep_dtypes(self, saved: dict[Any, State], groups: list[Group]) -> None:
         """Undo that torch casts a loaded state to the dtype of the weights."""
         numbers = (number for group in groups for number in group["params"])
-        for number, (_, p, *_) in zip(numbers, self._named_params(), strict=True):
+        for number, named in zip(numbers, self._named_params(), strict=True):
             if number in saved:
-                self.state[p] = {
-                    key: value.to(p.device) if torch.is_tensor(value) else value
+                self.state[named.param] = {
+                    key: value.to(named.param.device) if torch.is_tensor(value) else value
                     for key, value in saved[number].items()
                 }
 

@@ -6,15 +6,16 @@ The noise is a pure function of seed, draw and parameter number.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from covon_avalanche.optim.named_params import NamedParam
 from covon_avalanche.optim.sharding import first_entry, is_sharded, local, sharded_like
 
 # Noise -----------------------------------------------------------------------------------
@@ -238,8 +239,7 @@ class SampleBuffer:
         self.for_cpu_kernel = on_cpu and is_dense(p)
         """Whether the CPU kernel, which works on addresses, can handle the parameter."""
         self.version = 0
-        """The parameter's version when the sample was drawn, see
-        :class:`~covon_avalanche.optim.weight_versions.WeightVersions`."""
+        """That of the :class:`NamedParam` when the sample was drawn."""
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor has the layout that the parameter had."""
@@ -255,6 +255,9 @@ class SampleBuffer:
             former = p.detach().clone()
             p.data.copy_(self.content)  # the caller counts the change
             self.content.copy_(former)
+
+
+Buffers: TypeAlias = dict[NamedParam, SampleBuffer]
 
 
 def _layout(p: Tensor) -> tuple[object, ...]:
@@ -288,11 +291,11 @@ class SampleAccumulator:
     def __init__(self, mc_samples: int, squared: bool = False) -> None:
         self.mc_samples, self.squared = mc_samples, squared
         self.count = 0
-        self.buffers: dict[Tensor, SampleBuffer] = {}
+        self.buffers: Buffers = {}
         """Buffers of the last sample, by parameter that had a gradient in one of the samples."""
-        self._grad: dict[Tensor, Tensor] = {}  # several: the sum, afterwards what p.grad is
-        self._statistic: dict[Tensor, Tensor] = {}  # several: the sum, afterwards the average
-        self._average: dict[Tensor, Tensor] = {}  # several: the average gradient as handed out
+        self._grad: dict[NamedParam, Tensor] = {}  # several: the sum, afterwards what p.grad is
+        self._statistic: dict[NamedParam, Tensor] = {}  # several: the sum, afterwards the average
+        self._average: dict[NamedParam, Tensor] = {}  # several: the average gradient as handed out
 
     @property
     def complete(self) -> bool:
@@ -300,49 +303,51 @@ class SampleAccumulator:
         return self.count == self.mc_samples
 
     @torch.no_grad()
-    def add(self, samples: Mapping[Tensor, SampleBuffer]) -> None:
+    def add(self, samples: Buffers) -> None:
         """Record one sample and its gradients (``p.grad``).
 
         :param samples: theta by parameter, which must not change until the step, if one sample
             makes a step. The parameters are at their means again.
         """
         self.count += 1
-        for p, buffer in samples.items():
+        for named, buffer in samples.items():
+            p = named.param
             if p.grad is None:
                 continue
-            self.buffers[p] = buffer
+            self.buffers[named] = buffer
             if self.mc_samples == 1:
                 continue
             grad, p.grad = p.grad, None
             statistic = self._statistic_of(p, buffer.content, grad)
-            if p in self._grad:
-                self._grad[p].add_(grad)
-                self._statistic[p].add_(statistic)
+            if named in self._grad:
+                self._grad[named].add_(grad)
+                self._statistic[named].add_(statistic)
             else:
-                self._grad[p], self._statistic[p] = grad.clone(), statistic
+                self._grad[named], self._statistic[named] = grad.clone(), statistic
         if self.complete and self.mc_samples > 1:
-            for p, grad in self._grad.items():
-                p.grad = grad.div_(self.mc_samples)
-                self._statistic[p].div_(self.mc_samples)
-                self._average[p] = grad.clone()
+            for named, grad in self._grad.items():
+                named.param.grad = grad.div_(self.mc_samples)
+                self._statistic[named].div_(self.mc_samples)
+                self._average[named] = grad.clone()
 
     def _statistic_of(self, p: Tensor, theta: Tensor, grad: Tensor) -> Tensor:
         return grad.square() if self.squared else (theta - p).mul_(grad)
 
     @torch.no_grad()
-    def statistic(self, p: Tensor, mean: Tensor | None = None) -> Tensor:
+    def statistic(self, named: NamedParam, mean: Tensor | None = None) -> Tensor:
         """Its average over the samples, a new tensor, at the scale of what ``p.grad`` is now.
 
         :param mean: by default the parameter itself; for bfloat16 its mean in float32.
         """
+        p = named.param
         assert p.grad is not None
         mean = p if mean is None else mean
         if self.mc_samples == 1:
-            return self._statistic_of(mean, self.buffers[p].content, p.grad.to(mean.dtype))
-        grad, average = local(p.grad), local(self._average[p])
+            return self._statistic_of(mean, self.buffers[named].content, p.grad.to(mean.dtype))
+        grad, average = local(p.grad), local(self._average[named])
         norm = torch.linalg.vector_norm(average)
         whole = torch.where(norm > 0, torch.linalg.vector_norm(grad) / norm, 1.0)
         scale = torch.where(average != 0, grad / average, whole)
-        statistic = self._statistic[p].clone()
+        statistic = self._statistic[named].clone()
         local(statistic).mul_(scale.square() if self.squared else scale)
         return statistic

@@ -29,6 +29,7 @@ from toy_optimizers import (
 from two_processes import batch_of_five, made, made_natural
 
 from covon_avalanche.optim import CoVON, samples
+from covon_avalanche.optim.named_params import NamedParam
 
 
 class Net(nn.Module):
@@ -366,6 +367,7 @@ def test_noise_of_torch_does_not_depend_on_other_threads(monkeypatch):
 def test_clipped_entries_of_an_average_over_samples_clip_its_statistic(squared):
     """By the same factors; where the average is zero, by that of its norm."""
     p = nn.Parameter(torch.zeros(3))
+    named = NamedParam("p", p, {}, 0)
     record = samples.SampleAccumulator(2, squared)
     thetas = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 4.0, 1.0]])
     grads = torch.tensor([[2.0, 8.0, 1.0], [4.0, 8.0, -1.0]])
@@ -373,14 +375,14 @@ def test_clipped_entries_of_an_average_over_samples_clip_its_statistic(squared):
         buffer = samples.SampleBuffer(p)
         buffer.content.copy_(theta)
         p.grad = grad.clone()
-        record.add({p: buffer})
+        record.add({named: buffer})
     assert p.grad.tolist() == [3, 8, 0]
     nn.utils.clip_grad_value_([p], 4.0)
     average = (grads.square() if squared else thetas * grads).mean(0)
     norms = (3**2 + 4**2) ** 0.5 / (3**2 + 8**2) ** 0.5
     factor = torch.tensor([1.0, 0.5, norms])
     expected = average * (factor.square() if squared else factor)
-    torch.testing.assert_close(record.statistic(p), expected)
+    torch.testing.assert_close(record.statistic(named), expected)
 
 
 @pytest.mark.parametrize("implementation", ["auto", "foreach", "reference"])
