@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ class Comparison:
         """Sentences on what makes the comparison unfair or unfinished, and what to try."""
         by_label = self.runs.groupby("label", sort=False)
         first = by_label.first()
-        found = []
+        found = self._changed_data()
         trials = first["trials"].where(first["trials"] > 0).dropna().astype(int)
         if trials.nunique() > 1:
             numbers = ", ".join(f"{label} {number}" for label, number in trials.items())
@@ -168,6 +169,26 @@ class Comparison:
                 f"{', or for CoVON take a preset' * preset} {_ADVICE}."
             )
         return found
+
+    def _changed_data(self) -> list[str]:
+        """A sentence, if not all runs were tested on as many images of the same classes."""
+        by_data: dict[tuple[int, tuple[str, ...]], str] = {}
+        for run in self.runs.to_dict("records"):
+            key = sum(run["counts"]), tuple(sorted(run["class_accuracy"]))
+            by_data.setdefault(key, f"{run['label']} with seed {run['seed']}")
+        named = {images for images, names in by_data if names}
+        found = [
+            f"{images} images of {printable(shorten(', '.join(names), 60))} ({run}, for example)"
+            for (images, names), run in by_data.items()
+            if names or images not in named  # results of earlier versions lack the names
+        ]
+        if len(found) < 2:
+            return []
+        sentence = (
+            f"The data have changed: runs were tested on {'; '.join(found)}. Their means and "
+            "differences have no meaning; repeat all runs with another --out."
+        )
+        return [sentence]
 
     @property
     def best(self) -> str | None:

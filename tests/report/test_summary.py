@@ -213,6 +213,23 @@ def test_unequal_searches_and_values_at_an_end_are_remarked_upon():
     assert ends.startswith("Best value at an end of what the search tried: b (lr, gamma). A wider")
 
 
+def test_runs_with_other_test_data_are_remarked_upon():
+    three, four = (dict.fromkeys(names, 0.9) for names in ("abc", "abcd"))
+    old = made_up("a", 0, [[0.9]], counts=[9], class_accuracy=three)
+    same = made_up("b", 1, [[0.8]], counts=[9], class_accuracy=three)
+    before_names = made_up("a", 2, [[0.8]], counts=[9])
+    assert remarks_of(before_names, old, same) == []
+    for new in (
+        made_up("a", 1, [[0.8]], counts=[12], class_accuracy=three),
+        made_up("a", 1, [[0.8]], counts=[9], class_accuracy=four),
+    ):
+        (found,) = remarks_of(old, same, new)
+        assert "9 images of a, b, c (a with seed 0, for example)" in found
+        assert (
+            f"{sum(new.counts)} images of {', '.join(new.class_accuracy)} (a with seed 1" in found
+        )
+
+
 @pytest.mark.parametrize(
     ("losses", "falling"),
     [
