@@ -193,7 +193,11 @@ class Search:
         whole = {**flat_settings(self.settings), **settings}
         tried = {key: self.space[key] for key in self.space if any(key in s for s, _ in completed)}
         ranges = {key: space.text for key, space in tried.items()}
-        at_end = [key for key, space in tried.items() if space.has_at_end(whole[key])]
+        at_end = [
+            key
+            for key, space in tried.items()
+            if space.has_at_end(whole[key]) or not self._is_a_choice(key, whole[key])
+        ]
         if "lr" in ranges:
             rates = sorted(s["lr"] for s, _ in completed if len(s) == 1)
             ranges["lr"] = f"{rates[0]:g} to {rates[-1]:g}"
@@ -204,6 +208,12 @@ class Search:
         return settings, Searched(
             trials=trials, extensions=more, accuracy=accuracy, ranges=ranges, at_end=at_end
         )
+
+    def _is_a_choice(self, key: str, value: Any) -> bool:
+        """Whether a value is one of the choices, if there are any; the recipe's own, which trials
+        of the grid have, need not be. One that is unset, such as ``epochs``, is the recipe's."""
+        choices = None if value is None else self.space[key].choices
+        return choices is None or value in [accepted(self.settings, key, c) for c in choices]
 
     def rows(self) -> list[dict[str, Any]]:
         """The trials whose settings are known, with these. ``accuracy`` is A_T on validation

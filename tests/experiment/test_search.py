@@ -437,14 +437,24 @@ def test_a_best_value_in_the_outer_tenth_of_its_range_is_marked(tmp_path, scores
     assert found == Searched(trials=30, accuracy=accuracy, ranges=ranges, at_end=["alpha"])
 
 
-def test_a_recipes_own_value_outside_of_the_range_is_marked_if_it_is_the_best(tmp_path, scores):
+@pytest.mark.parametrize("alpha", [{"low": 10.0, "high": 1000.0}, {"choices": [10]}])
+def test_a_recipes_own_value_outside_of_the_range_is_marked_if_it_is_the_best(
+    tmp_path, scores, alpha
+):
     scores(lambda settings: 1 / (1 + settings.alpha))
     own = STRATEGIES["lwf"]
-    space = {"lr": {"low": own["lr"] / 100, "high": own["lr"] * 100}}
-    space["alpha"] = {"low": 10 * own["alpha"], "high": 1000 * own["alpha"]}
+    space = {"lr": {"low": own["lr"] / 100, "high": own["lr"] * 100}, "alpha": alpha}
     settings, found = search_of(tmp_path, 12, "lwf", search={"lwf": space}).best()
     assert settings == {"lr": own["lr"]}
     assert found.at_end == ["alpha"]
+
+
+def test_a_recipes_own_value_that_is_a_choice_or_unset_is_not_marked(tmp_path, scores):
+    scores(lambda settings: 0.5 if settings.lr == 0.01 else 0.25)
+    space = {"lr": {"low": 1e-4, "high": 1.0}, "merge": {"choices": ["ema", "none"]}}
+    space["epochs"] = {"choices": [1, 5]}
+    settings, found = search_of(tmp_path, 6, search={"finetune": space}).best()
+    assert (settings, found.at_end) == ({"lr": 0.01}, [])
 
 
 def test_relative_to_the_weights_rate_and_knob_are_searched():
