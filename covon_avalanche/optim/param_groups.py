@@ -22,11 +22,11 @@ def match_groups(saved: list[Group], own: list[Group]) -> list[Group]:
     """
     bare = [{k: v for k, v in group.items() if k != "param_names"} for group in saved]
     sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved, own))
-    if sizes != own_sizes or any(isinstance(key, str) for g in saved for key in g["params"]):
-        return bare  # torch refuses it, or torch.distributed.checkpoint has put it in order
+    if any(isinstance(key, str) for group in saved for key in group["params"]):
+        return bare  # torch.distributed.checkpoint has put it in order
     names, wanted = _unwrapped_names(saved), _unwrapped_names(own)
-    if [len(group) for group in names] != sizes or [len(group) for group in wanted] != sizes:
-        return bare
+    if [len(group) for group in names] != sizes or [len(group) for group in wanted] != own_sizes:
+        return bare  # some have no name
     numbers = {frozenset(group): i for i, group in enumerate(names)}
     if different := {frozenset(group) for group in wanted} ^ numbers.keys():
         raise ValueError(

@@ -79,6 +79,23 @@ class TestOrder:
         if by_layer:
             assert loaded.param_groups[0]["lr"] == 0.03
 
+    def test_groups_of_other_sizes_may_come_in_another_order(self, make, batch):
+        """As those with and without weight decay, from a script that makes them the other way."""
+
+        def groups(net):
+            pairs = [*net.named_parameters()]
+            parts = [[p for p in pairs if (p[0] == "b.bias") is last] for last in (False, True)]
+            return [{"params": part, "lr": 0.01 * len(part)} for part in parts]
+
+        net = Net()
+        optimizer = make(groups(net))
+        train_task(optimizer, net, batch)
+        train_step(optimizer, net, batch)
+        loaded = make(groups(net)[::-1])
+        loaded.load_state_dict(optimizer.state_dict())
+        assert [group["lr"] for group in loaded.param_groups] == [0.01, 0.03]
+        assert same(dict(loaded.posterior().precision), dict(optimizer.posterior().precision))
+
     def test_a_layer_named_module_keeps_its_own_state(self, make, batch):
         inner = nn.ModuleDict({"fc": nn.Linear(4, 4)})
         net = nn.ModuleDict({"fc": nn.Linear(4, 4), "module": inner})
