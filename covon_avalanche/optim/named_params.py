@@ -94,6 +94,8 @@ def changed(params: Iterable[NamedParam]) -> list[NamedParam]:
     found = [named for named, changes in times.items() if changes]
     same = {n: torch.equal(_first_sum(n.param), n._sum) for n in found if n._sum is not None}
     if same and all(same.values()) and all(times[named] > 1 for named in found):
+        for named in found:  # some may have no more step
+            named._stepped = named.version
         return []
     return [named for named in found if named.param.numel() > 1 or not same[named]]
 

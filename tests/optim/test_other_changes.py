@@ -186,6 +186,16 @@ class TestReplacedWeights:
             train_task(o, m, BATCH)
         assert same(contents(optimizer), contents(undisturbed))
 
+    def test_may_be_put_back_while_a_layer_is_frozen_within_a_task(self, make_each):
+        net, optimizer = fresh(make_each)
+        train_step(optimizer, net, BATCH)
+        net.a.requires_grad_(False)
+        mean = copy.deepcopy(net.state_dict())
+        net.load_state_dict({name: 0 * value for name, value in mean.items()})
+        net.load_state_dict(mean)
+        train_task(optimizer, net, BATCH)
+        assert not optimizer.changed_weights()
+
     @pytest.mark.parametrize("how", REPLACE)
     @pytest.mark.parametrize("train", [True, False])
     def test_inside_a_sample_are_refused(self, make_each, how, train):
