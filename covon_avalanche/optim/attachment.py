@@ -62,6 +62,20 @@ class Attachment:
         finally:
             self._optimizer = optimizer
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The model draws no samples inside; one that waits for its step is back afterwards."""
+        self._swap_out()
+        if self._optimizer is not None and self._sample is not None:
+            self._optimizer._buffers = {}  # it keeps its own
+        kept = self._optimizer, self._sample, self._swapped_out
+        self._optimizer, self._sample, self._swapped_out = None, None, {}
+        try:
+            yield
+        finally:
+            self._optimizer, self._sample, self._swapped_out = kept
+            self._swap_in()
+
     def end_sample(self) -> None:
         """Restore the mean and record the sample, before a step."""
         self._swap_in()
@@ -92,10 +106,8 @@ class Attachment:
                 sample = optimizer.sampled_params()
                 sample.__enter__()
                 self._sample = sample
-        elif self._sample is not None and not self._swapped_out:
-            in_place = dict(optimizer._in_place)
-            optimizer._restore_mean(check=True, counted=torch.is_grad_enabled())
-            self._swapped_out = in_place
+        else:
+            self._swap_out()
 
     @torch.compiler.disable
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -103,6 +115,13 @@ class Attachment:
             self._swap_in()
         elif self._sample is not None and output is None and sys.exc_info()[0] is not None:
             self.drop_sample()
+
+    def _swap_out(self) -> None:
+        optimizer = self._optimizer
+        if optimizer is not None and self._sample is not None and not self._swapped_out:
+            in_place = dict(optimizer._in_place)
+            optimizer._restore_mean(check=True, counted=torch.is_grad_enabled())
+            self._swapped_out = in_place
 
     def _swap_in(self) -> None:
         optimizer, sample = self._optimizer, self._swapped_out

@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import is_
 from typing import Any, ClassVar
 
@@ -189,30 +189,33 @@ class PosteriorOptimizer(Optimizer, ABC):
             accumulated outside of a sample.
         :raises ValueError: if a precision is not positive, or a dtype cannot hold the noise.
         """
-        if self._in_place:
-            raise RuntimeError(
-                "sampled_params() cannot be nested: a sample is already in place (in Avalanche: "
-                "a strategy needs one posterior plugin, and CoVONStrategy brings its own; in "
-                "Lightning: PosteriorCallback brings its own; after an interrupt "
-                "discard_samples() puts the mean back)"
-            )
-        self._check_ess()
-        check_positive("temperature", temperature)
-        if train and temperature != 1:
-            raise ValueError(f"a temperature is for prediction (train=False), got {temperature}")
-        drawn: Buffers = {}
-        try:
-            self._place_sample(train, temperature)
-            drawn |= self._in_place
-            yield
-            self._restore_mean(check=True)
-        except BaseException:
-            self._restore_mean()
-            if drawn and train:  # one that could not be drawn leaves others waiting
-                self._record = self._new_record()
-            raise
-        if train:
-            self._record_sample(drawn)
+        with nullcontext() if train else self._attachment.aside():
+            if self._in_place:
+                raise RuntimeError(
+                    "sampled_params() cannot be nested: a sample is already in place (in "
+                    "Avalanche: a strategy needs one posterior plugin, and CoVONStrategy brings "
+                    "its own; in Lightning: PosteriorCallback brings its own; after an interrupt "
+                    "discard_samples() puts the mean back)"
+                )
+            self._check_ess()
+            check_positive("temperature", temperature)
+            if train and temperature != 1:
+                raise ValueError(
+                    f"a temperature is for prediction (train=False), got {temperature}"
+                )
+            drawn: Buffers = {}
+            try:
+                self._place_sample(train, temperature)
+                drawn |= self._in_place
+                yield
+                self._restore_mean(check=True)
+            except BaseException:
+                self._restore_mean()
+                if drawn and train:  # one that could not be drawn leaves others waiting
+                    self._record = self._new_record()
+                raise
+            if train:
+                self._record_sample(drawn)
 
     def attach(self, model: nn.Module) -> Attachment:
         """Sample in a training loop that stays as it is::

@@ -123,6 +123,35 @@ def test_evaluations_see_the_mean_also_between_micro_batches(make_each, micro_ba
 
 
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_predictions_with_samples_leave_the_one_that_waits(
+    make_each, micro_batches, shared, training
+):
+    """As where an epoch ends between micro-batches, or after a step that a GradScaler skips."""
+    block = by_block(make_each, micro_batches)
+    model = Net().share_memory() if shared else Net()
+    optimizer = make_each(model.named_parameters(), seed=3)
+    optimizer.attach(model)
+    group = optimizer.param_groups[0]
+
+    def predict():
+        draws = group["noise_draws"]
+        with optimizer.sampled_params(train=False), torch.set_grad_enabled(training):
+            model.train(training)(micro_batches[0][0])
+        assert not torch.equal(model.seen[-1], model.seen[-2])
+        group["noise_draws"] = draws  # the next sample is that of the block
+        model.train()
+
+    def backward():
+        for batch in micro_batches:
+            nll(model, batch)().backward()
+            predict()
+
+    two_tasks(optimizer, backward, between=predict)
+    assert_same(block, (model, optimizer))
+
+
+@pytest.mark.parametrize("shared", [False, True])
 def test_predictions_between_forward_and_backward_pass_leave_the_gradient(
     make_each, micro_batches, batch, shared
 ):
