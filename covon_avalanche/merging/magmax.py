@@ -56,10 +56,11 @@ class MagMax(MergeRule):
         :raises ValueError: if :meth:`begin_task` was not called.
         """
         trained = task.trained()
-        if not trained.keys() <= self.pretrained.keys():
+        if missing := sorted(trained.keys() - self.pretrained.keys()):
             raise ValueError(
-                "MagMax needs the weights before training: call rule.begin_task(model) at the "
-                "beginning of each task"
+                f"MagMax needs the weights of {missing[0]!r} before training: call "
+                "rule.begin_task(model) at the beginning of each task, with requires_grad as in "
+                "training"
             )
         self.last = {name: m.clone() for name, m in trained.items()}
         for name, m in trained.items():

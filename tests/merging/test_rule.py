@@ -69,7 +69,10 @@ def test_merging_changes_neither_model_nor_memory_whose_size_is_constant(name):
         (lambda: RULES["cofima"](1.5), r"gamma must be in \(0, 1\], got 1\.5"),
         (lambda: MagMax(0.0), "coefficient must be > 0 and finite"),
         (lambda: RegMean(share=0.0), r"share must be in \(0, 1\], got 0.0"),
-        (lambda: MagMax().merge(Task(Net(), {})), r"MagMax needs .* rule\.begin_task"),
+        (
+            lambda: MagMax().merge(Task(Net(), {})),
+            r"MagMax needs .* of '.+' .* rule\.begin_task.*requires_grad",
+        ),
     ],
 )
 def test_bad_arguments_and_missing_calls_are_named(make, says):
