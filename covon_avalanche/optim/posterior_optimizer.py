@@ -296,10 +296,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1
         buffers = {} if waits else self._buffers
-        if self._loaded_squares is not None:
-            self._check_order(self._loaded_squares)
-            self._match_means(params)
-            self._loaded_squares = None
+        self._match_loaded()
         if train:
             self._check_unchanged()
             for named in params:
@@ -316,25 +313,24 @@ class PosteriorOptimizer(Optimizer, ABC):
                 buffer.version = named.version
             self._swap_in(drawn)
 
-    def _check_order(self, loaded: list[float]) -> None:
-        """After a state was loaded, raise an error if the weights are those it was saved with, but
-        in another order, as can happen where it is matched by position."""
+    def _match_loaded(self) -> None:
+        """After a state was loaded, compare it with the weights. If they are those it was saved
+        with, but in another order, as can happen where it is matched by position, raise an error;
+        bfloat16 weights that are not its rounded mean were not saved with it, and are the mean."""
+        if self._loaded_squares is None:
+            return
         own = self._squares()
-        if own and in_other_order(loaded, own):
+        if own and in_other_order(self._loaded_squares, own):
             raise ValueError(
                 "the loaded state was saved with these weights in another order: construct the "
                 "optimizer with model.named_parameters(), before saving, too, so that it is "
                 "matched by name"
             )
-
-    def _match_means(self, params: list[NamedParam]) -> None:
-        """After a state was loaded: bfloat16 weights that are not its rounded mean were not saved
-        with it, and are the mean."""
-        for named in params:
-            if (mean := self.state.get(named.param, {}).get("mean")) is not None:
-                weights = named.param.detach()
-                same = mean.to(weights.dtype) == weights
-                self.state[named.param]["mean"] = torch.where(same, mean, weights.float())
+        for p, state in self.state.items():
+            if (mean := state.get("mean")) is not None:
+                weights = p.detach()
+                state["mean"] = torch.where(mean.to(p.dtype) == weights, mean, weights.float())
+        self._loaded_squares = None
 
     def _swap_in(self, drawn: Buffers, counted: bool = True) -> None:
         with defer_interrupt(), torch.no_grad():
@@ -586,6 +582,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
         for group in self.param_groups:
             self.check_group({**group, "lr": 0.0})  # a schedule may have passed its end
+        self._match_loaded()
         self._check_unchanged()
         if self.param_groups[0]["noise_draws"] and not any(self.state.values()):
             warnings.warn(

@@ -80,9 +80,10 @@ def test_noise_below_the_resolution_is_named(noise, recwarn):
     assert len(lost) == (noise == 1e-4)
 
 
-def test_weights_that_replace_those_of_a_loaded_state_are_the_mean():
+@pytest.mark.parametrize("then", ["sample", "consolidate"])
+def test_weights_that_replace_those_of_a_loaded_state_are_the_mean(then):
     net = model(torch.bfloat16)
-    optimizer = make(net)
+    optimizer = make(net, gamma=1.0)
     train(net, optimizer, 3)
     new = {name: torch.full_like(value, 0.75) for name, value in net.state_dict().items()}
     net.load_state_dict(new)
@@ -90,8 +91,12 @@ def test_weights_that_replace_those_of_a_loaded_state_are_the_mean():
         optimizer.sampled_params().__enter__()
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.zero_grad()
-    with optimizer.sampled_params():
-        pass
+    if then == "consolidate":  # as with averaged weights at the end of a task
+        net[0].requires_grad_(False)
+        optimizer.consolidate()
+    else:
+        with optimizer.sampled_params():
+            pass
     assert all((mean == 0.75).all() for mean in means(net, optimizer))
 
 
