@@ -56,11 +56,12 @@ class MagMax(MergeRule):
         :raises ValueError: if :meth:`begin_task` was not called.
         """
         trained = task.trained()
-        if missing := sorted(trained.keys() - self.pretrained.keys()):
+        known = {name: past.shape for name, past in self.pretrained.items()}
+        if missing := [name for name, m in trained.items() if known.get(name) != m.shape]:
             raise ValueError(
                 f"MagMax needs the weights of {missing[0]!r} before training: call "
-                "rule.begin_task(model) at the beginning of each task, with requires_grad as in "
-                "training"
+                "rule.begin_task(model) at the beginning of each task, with shapes and "
+                "requires_grad as in training"
             )
         self.last = {name: m.clone() for name, m in trained.items()}
         for name, m in trained.items():

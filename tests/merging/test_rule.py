@@ -80,6 +80,15 @@ def test_bad_arguments_and_missing_calls_are_named(make, says):
         make()
 
 
+def test_a_parameter_that_grows_after_the_task_began_is_named():
+    model, rule = Net(), MagMax()
+    rule.begin_task(model)
+    name, p = next(model.named_parameters())
+    rule.pretrained[name] = p[:1].detach().clone()
+    with pytest.raises(ValueError, match=f"MagMax needs the weights of '{name}' .* with shapes"):
+        rule.merge(Task(model, {}))
+
+
 class Constant(MergeRule):
     """Sets the weight, and notes what it observes."""
 
