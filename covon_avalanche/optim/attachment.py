@@ -47,15 +47,19 @@ class Attachment:
             enter(module.register_state_dict_post_hook(partial(self._replace_sample)))
 
     def remove(self) -> None:
-        """Detach the model; a sample that waits for its step is dropped."""
-        self.drop_sample()
+        """Detach the model; a sample that waits for its step is dropped.
+
+        :raises RuntimeError: if others have changed weights since it was placed; the mean is back
+            then, and a second call detaches the model.
+        """
+        self.drop_sample(check=True)
         self._hooks.close()
         self.is_attached = False
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """The model draws no samples inside; one that waits is dropped first."""
-        self.drop_sample()
+        self.drop_sample(check=True)
         optimizer, self._optimizer = self._optimizer, None
         try:
             yield
@@ -83,8 +87,11 @@ class Attachment:
         if sample is not None:
             sample.__exit__(None, None, None)
 
-    def drop_sample(self) -> None:
-        """Restore the mean and record nothing."""
+    def drop_sample(self, check: bool = False) -> None:
+        """Restore the mean and record nothing; with ``check`` raise an error if others have changed
+        the weights meanwhile."""
+        if check:
+            self._swap_out()
         self._swapped_out = {}
         sample, self._sample = self._sample, None
         if sample is not None:

@@ -577,7 +577,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         return state if "step" in state else {**self._start_task(p, group), **state}
 
     def _check_consolidation(self) -> None:
-        self._attachment.drop_sample()
+        self._attachment.drop_sample(check=True)
         if self._in_place:
             raise RuntimeError("consolidate() must be called outside of sampled_params()")
         for group in self.param_groups:
@@ -868,7 +868,10 @@ class PosteriorOptimizer(Optimizer, ABC):
             or one that is damaged, naming the parameter; nothing is changed then.
         """
         if self._in_place:
-            raise RuntimeError("load_state_dict() must be called outside of sampled_params()")
+            raise RuntimeError(
+                "load_state_dict() must be called outside of sampled_params(): if a sample of an "
+                "attached model waits for its step, discard_samples() first, then load the weights"
+            )
         if any(self.own_setting not in group for group in state_dict["param_groups"]):
             raise ValueError(
                 f"this is another optimizer's state: its groups have no {self.own_setting}"

@@ -346,6 +346,27 @@ def test_weights_changed_within_a_step_are_an_error(micro_batches):
             model.eval()(micro_batches[0][0]) if evaluates else optimizer.step()
 
 
+ENDS = {
+    "consolidate": lambda model, optimizer: optimizer.consolidate(),
+    "merge rule": lambda model, optimizer: merge_into(model, optimizer, CoFiMA()),
+    "new optimizer": lambda model, _: make_covon(model.named_parameters()).attach(model),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_weights_loaded_within_a_step_are_not_undone_silently(micro_batches, end):
+    """As those of the best epoch, where the last one ended between micro-batches."""
+    model, optimizer = fresh()
+    nll(model, micro_batches[0])().backward()
+    optimizer.step()
+    mean = weights(model)
+    nll(model, micro_batches[0])().backward()
+    model.load_state_dict(Net().state_dict())
+    with pytest.raises(RuntimeError, match=r"'layers.0.weight' was changed inside"):
+        ENDS[end](model, optimizer)
+    assert same(weights(model), mean)
+
+
 def test_a_load_while_the_mean_is_evaluated_drops_the_sample(micro_batches):
     model, optimizer = attached(make_covon, micro_batches)
     nll(model, micro_batches[0])().backward()
