@@ -186,7 +186,9 @@ class Search:
             if settings is not None and (score := self.score(settings)) is not None
         ]
         if not completed:
-            raise RecipeError(f"no trial of {self.strategy} was completed, see {self.folder}")
+            raise RecipeError(
+                f"no trial of {self.strategy} was completed with these settings, see {self.folder}"
+            )
         settings, accuracy = max(completed, key=lambda pair: pair[1])
         if not accuracy:
             raise RecipeError(f"all trials of {self.strategy} have failed, see {self.folder}")

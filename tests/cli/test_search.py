@@ -64,7 +64,7 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path, monkeypatch):
     covon(*other)  # nothing is left to do
     assert totals[:3] == [1, 2, 1]  # the bar of all trials leaves out those that have ended
     done = covon(*other, "--epochs", 2)
-    says = "no trial of finetune was completed, see .*; finetune keeps the recipe's settings"
+    says = "no trial of finetune was completed with these settings, .*; finetune keeps the recipe's"
     assert re.search(says, done.stderr)  # the table shows those of one epoch
     assert list(load_recipe(str(tmp_path / "best.toml")).searched) == ["ewc-star"]
 

@@ -199,7 +199,7 @@ def test_searches_that_differ_do_not_mix(tmp_path, runs):
     assert made(stream={**STREAM, "validation_size": 0.2}) == 1
     assert made(epochs=2) == 1
     assert made(search={"finetune": {"lr": {"low": 0.001, "high": 0.2}}}) == 0  # of the same lr
-    with pytest.raises(RecipeError, match="no trial of finetune was completed"):
+    with pytest.raises(RecipeError, match="no trial of finetune was completed with these settings"):
         search_of(tmp_path, 1, seed=9).best()
 
 
