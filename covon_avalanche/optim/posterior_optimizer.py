@@ -88,8 +88,9 @@ class PosteriorOptimizer(Optimizer, ABC):
       updates of averages (EMA, SWA) belong outside. Changes of weights inside, or between two steps
       of a task, are errors, except of ``p.data``. See ``docs/how-to/common-mistakes.md``.
     - Gradients stay in ``p.grad`` until ``step()``: clipping and unscaling work as with Adam.
-    - Frozen parameters are not perturbed; parameters without a gradient are not updated, and if
-      they receive none during a whole task, their posterior stays unchanged.
+    - Frozen parameters are not perturbed in training; predictions sample all that have a posterior.
+    - Parameters without a gradient are not updated, and if they receive none during a whole task,
+      their posterior stays unchanged.
     - An exception leaves every parameter at the mean and nothing recorded. Ctrl-C takes effect
       before or after ``step``, ``consolidate`` and the change of weights, never within.
     - ``step(closure)`` calls the closure once in each of ``mc_samples`` samples.
@@ -289,9 +290,8 @@ class PosteriorOptimizer(Optimizer, ABC):
         params = [
             n
             for n in self._named_params()
-            if n.param.requires_grad
+            if (n.param.requires_grad if train else self.state.get(n.param))
             and has_entries(n.param, n.name)
-            and (train or self.state.get(n.param))  # predictions sample those with a state
         ]
         # A sample that waits for its step keeps its buffer.
         waits = self._record.count > 0 and self.mc_samples == 1

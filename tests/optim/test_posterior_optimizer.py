@@ -217,6 +217,20 @@ class TestWhichParameters:
         assert torch.equal(linear.bias, before)
         assert set(optimizer.posterior().mean) == {"weight"}
 
+    def test_predictions_sample_those_that_were_frozen_after_their_training(
+        self, make, linear, batch
+    ):
+        optimizer = make(linear.named_parameters())
+        train_task(optimizer, linear, batch)
+        samples = []
+        for trained in (True, False):
+            linear.requires_grad_(trained)
+            optimizer.param_groups[0]["noise_draws"] = 7
+            with optimizer.sampled_params(train=False):
+                samples.append(weights(linear))
+        assert same(*samples)
+        assert not same(samples[0], weights(linear))
+
     def test_without_a_gradient_nothing_moves_and_no_posterior_is_made(self, make_each, batch):
         """As the heads of other tasks, which come last: noise depends on a parameter's number."""
         runs = []
