@@ -212,8 +212,8 @@ class Search:
         )
 
     def _is_a_choice(self, key: str, value: Any) -> bool:
-        """Whether a value is one of the choices, if there are any; the recipe's own, which trials
-        of the grid have, need not be. One that is unset, such as ``epochs``, is the recipe's."""
+        """Whether a value is one of the choices, if there are any. The recipe's own value, which
+        grid trials use, need not be; an unset one, such as ``epochs``, counts as one."""
         choices = None if value is None else self.space[key].choices
         return choices is None or value in [accepted(self.settings, key, c) for c in choices]
 

@@ -84,7 +84,7 @@ class Searched(Table):
     ranges: dict[str, str] = Field(default_factory=dict)
     """What was tried, by setting: ``LOW to HIGH``, or the choices."""
     at_end: list[str] = Field(default_factory=list)
-    """Settings whose best value is at an end of their range."""
+    """Settings whose best value is at an end of their range, or none of their choices."""
 
 
 def rounded(value: float) -> float:

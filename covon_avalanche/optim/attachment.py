@@ -24,6 +24,7 @@ class Attachment:
         self._optimizer = optimizer
         self._sample: AbstractContextManager[None] | None = None  # that waits for its step
         self._swapped_out: Buffers = {}  # the sample during an evaluation
+        self._is_aside = False
         self._hooks = ExitStack()
         self.is_attached = False
 
@@ -49,7 +50,7 @@ class Attachment:
     def remove(self) -> None:
         """Detach the model; a sample that waits for its step is dropped.
 
-        :raises RuntimeError: if others have changed weights since it was placed; the mean is back
+        :raises RuntimeError: if others have changed weights since it was placed. The mean is back
             then, and a second call detaches the model.
         """
         self.drop_sample(check=True)
@@ -69,16 +70,17 @@ class Attachment:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """The model draws no samples inside; one that waits for its step is back afterwards."""
+        evaluates = bool(self._swapped_out)  # the end of whose forward pass puts it back
         self._swap_out()
         if self._optimizer is not None and self._sample is not None:
             self._optimizer._buffers = {}  # it keeps its own
-        kept = self._optimizer, self._sample, self._swapped_out
-        self._optimizer, self._sample, self._swapped_out = None, None, {}
         try:
+            self._is_aside = True
             yield
         finally:
-            self._optimizer, self._sample, self._swapped_out = kept
-            self._swap_in()
+            self._is_aside = False
+            if not evaluates:
+                self._swap_in()
 
     def end_sample(self) -> None:
         """Restore the mean and record the sample, before a step."""
@@ -91,7 +93,7 @@ class Attachment:
         """Restore the mean and record nothing; with ``check`` raise an error if others have changed
         the weights meanwhile."""
         if check:
-            self._swap_out()
+            self._swap_out(counted=True)
         self._swapped_out = {}
         sample, self._sample = self._sample, None
         if sample is not None:
@@ -104,7 +106,7 @@ class Attachment:
     @torch.compiler.disable
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         optimizer = self._optimizer
-        if optimizer is None:
+        if optimizer is None or self._is_aside:
             return
         if module.training and torch.is_grad_enabled():
             self._swap_in()
@@ -118,16 +120,28 @@ class Attachment:
 
     @torch.compiler.disable
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._is_aside:
+            return
         if self._swapped_out:
             self._swap_in()
         elif self._sample is not None and output is None and sys.exc_info()[0] is not None:
             self.drop_sample()
 
-    def _swap_out(self) -> None:
+    def _swap_out(self, counted: bool | None = None) -> None:
+        """Restore the mean; the sample is dropped with an error if others have changed weights.
+
+        :param counted: whether a backward pass through the sample's forward pass becomes an error;
+            by default where gradients are on.
+        """
         optimizer = self._optimizer
         if optimizer is not None and self._sample is not None and not self._swapped_out:
             in_place = dict(optimizer._in_place)
-            optimizer._restore_mean(check=True, counted=torch.is_grad_enabled())
+            counted = torch.is_grad_enabled() if counted is None else counted
+            try:
+                optimizer._restore_mean(check=True, counted=counted)
+            except RuntimeError:
+                self.drop_sample()
+                raise
             self._swapped_out = in_place
 
     def _swap_in(self) -> None:

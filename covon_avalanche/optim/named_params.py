@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim.sharding import local
 
 
@@ -28,7 +29,7 @@ class NamedParam:
         self.name, self.param, self.group, self.number = name, param, group, number
         self._samples = 0  # changes by samples, which put back the mean
         self._stepped: int | None = None  # the version after the last step of the task
-        self._sum: Tensor | None = None  # the same of a few entries
+        self._sum: Tensor | None = None  # the sum of a few entries then
         self._grad: tuple[weakref.ref[Tensor], int, Any] | None = None
 
     @property
@@ -78,8 +79,8 @@ class NamedParam:
 
 
 def note_step(stepped: list[NamedParam]) -> None:
-    """Remember the values of parameters after a step: the versions of all, and of the first, the
-    last and single weights the sum of a few entries."""
+    """Remember the versions of parameters after a step and, for the first, the last and those of
+    one entry, a sum of a few entries."""
     for named in stepped:
         named._stepped = named.version
         ends = named is stepped[0] or named is stepped[-1]
@@ -102,4 +103,4 @@ def changed(params: Iterable[NamedParam]) -> list[NamedParam]:
 
 def _first_sum(p: Tensor) -> Tensor:
     """The sum of a few entries, which tells weights apart; a scalar."""
-    return local(p).detach().flatten()[:16].sum()
+    return exact_sum(local(p).detach().flatten()[:16])

@@ -115,7 +115,7 @@ class PosteriorOptimizer(Optimizer, ABC):
     ) -> None:
         self._generator = generator
         self._names = WeakTensorKeyDictionary()  # where parameters were taken out of a group
-        self._params: list[NamedParam] = []  # of the groups, parameters and names in _places
+        self._params: list[NamedParam] = []  # for the groups, parameters and names in _places
         self._places: list[Any] = []
         self._attachment = Attachment()
         self._placeholders = False  # whether the state only waits for one that is loaded
@@ -227,10 +227,11 @@ class PosteriorOptimizer(Optimizer, ABC):
 
         A sample serves all forward passes with gradients in training mode until ``step()``;
         evaluations (``model.eval()`` or ``torch.no_grad()``) and ``model.state_dict()`` see the
-        mean, between micro-batches, too. An exception in the forward pass drops the sample. After
-        one elsewhere, or a step that a ``GradScaler`` skips, the sample stays for the next step,
-        and :meth:`discard_samples` drops it. Copies and pickles are not attached. Attaching another
-        optimizer of the same parameters detaches this one.
+        mean, between micro-batches, too, and ``sampled_params(train=False)`` draws samples of its
+        own. An exception in the forward pass drops the sample. After one elsewhere, or a step that
+        a ``GradScaler`` skips, the sample stays for the next step, and :meth:`discard_samples`
+        drops it. Copies and pickles are not attached. Attaching another optimizer of the same
+        parameters detaches this one.
 
         :param model: the module that the loop calls, after ``torch.compile`` and
             DistributedDataParallel.
@@ -329,6 +330,7 @@ class PosteriorOptimizer(Optimizer, ABC):
         for p, state in self.state.items():
             if (mean := state.get("mean")) is not None:
                 weights = p.detach()
+                mean = mean.to(p.device)
                 state["mean"] = torch.where(mean.to(p.dtype) == weights, mean, weights.float())
         self._loaded_squares = None
 
@@ -350,9 +352,10 @@ class PosteriorOptimizer(Optimizer, ABC):
             self._count_swap(swapped, counted)
         if check and names:
             raise RuntimeError(
-                f"{names[0]!r} was changed inside of sampled_params(), whose end "
-                "restores the mean: load or clip weights, and step other optimizers, outside "
-                "(nn.Embedding's max_norm does so in its forward pass)"
+                f"{names[0]!r} was changed inside of sampled_params(), whose end restores the "
+                "mean, or while a sample of an attached model waited for its step: load or clip "
+                "weights, and step other optimizers, outside (nn.Embedding's max_norm does so in "
+                "its forward pass)"
             )
 
     def _count_swap(self, swapped: Buffers, counted: bool) -> None:
@@ -757,9 +760,11 @@ class PosteriorOptimizer(Optimizer, ABC):
     def _named_params(self) -> list[NamedParam]:
         """All parameters, with the names that the optimizer was constructed with
         (``model.named_parameters()``), else ``"group.index"``."""
-        names = [name for group in self.param_groups for name in group.get("param_names", ())]
-        params = [p for group in self.param_groups for p in group["params"]]
-        places = [*self.param_groups, *params, *names]
+        places = [
+            item
+            for group in self.param_groups
+            for item in (group, *group["params"], *group.get("param_names", ()))
+        ]
         if len(places) != len(self._places) or not all(map(is_, places, self._places)):
             self._params, self._places = self._list_params(), places
         return self._params

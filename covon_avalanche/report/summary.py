@@ -172,21 +172,25 @@ class Comparison:
 
     def _changed_data(self) -> list[str]:
         """A sentence, if not all runs were tested on as many images of the same classes."""
-        by_data: dict[tuple[int, tuple[str, ...]], str] = {}
-        for run in self.runs.to_dict("records"):
-            key = sum(run["counts"]), tuple(sorted(run["class_accuracy"]))
+        by_data: dict[tuple[int, frozenset[str]], str] = {}
+        for run in self.runs[self.runs["evaluated"] == "test"].to_dict("records"):
+            key = sum(run["counts"]), frozenset(run["class_accuracy"])
             by_data.setdefault(key, f"{run['label']} with seed {run['seed']}")
         named = {images for images, names in by_data if names}
-        found = [
-            f"{images} images of {printable(shorten(', '.join(names), 60))} ({run}, for example)"
-            for (images, names), run in by_data.items()
-            if names or images not in named  # results of earlier versions lack the names
-        ]
-        if len(found) < 2:
+        for images, names in list(by_data):
+            if not names and images in named:  # results of earlier versions lack the names
+                del by_data[images, names]
+        if len(by_data) < 2:
             return []
+        known = [names for _, names in by_data if names]
+        common = frozenset.intersection(*known) if known else frozenset()
+        found = [
+            f"{images} images{_also_of(names - common)} ({run}, for example)"
+            for (images, names), run in by_data.items()
+        ]
         sentence = (
             f"The data have changed: runs were tested on {'; '.join(found)}. Their means and "
-            "differences have no meaning; repeat all runs with another --out."
+            "differences are meaningless; repeat all runs with another --out."
         )
         return [sentence]
 
@@ -239,6 +243,10 @@ def _shared_settings(run: pd.Series) -> dict[str, Any]:
     """Settings that all runs of a comparison have in common and that have an effect."""
     common = result_settings(run["settings"]) | run[["recipe", "evaluated"]].to_dict()
     return {key: value for key, value in common.items() if key not in ("strategy", *WITHOUT_EFFECT)}
+
+
+def _also_of(classes: frozenset[str]) -> str:
+    return f", also of {printable(shorten(', '.join(sorted(classes)), 60))}" if classes else ""
 
 
 def _hash(settings: dict[str, Any]) -> str:

@@ -365,6 +365,39 @@ def test_weights_loaded_within_a_step_are_not_undone_silently(micro_batches, end
     with pytest.raises(RuntimeError, match=r"'layers.0.weight' was changed inside"):
         ENDS[end](model, optimizer)
     assert same(weights(model), mean)
+    with pytest.raises(RuntimeError, match="got 0"):
+        optimizer.step()
+
+
+def test_a_backward_pass_through_a_sample_that_was_dropped_is_an_error(micro_batches):
+    model, optimizer = fresh()
+    loss = nll(model, micro_batches[0])()
+    with torch.no_grad(), optimizer.unattached():
+        pass
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_prediction_within_an_evaluation_leaves_the_mean(micro_batches):
+    model, optimizer = fresh()
+    nll(model, micro_batches[0])().backward()
+    optimizer.step()
+    mean, seen = weights(model), []
+
+    def predict(*_):
+        if not model.training:
+            with optimizer.sampled_params(train=False):
+                seen.append(weights(model))
+            seen.append(weights(model))
+
+    model.layers.register_forward_pre_hook(predict)
+    nll(model, micro_batches[0])().backward()
+    model.eval()(micro_batches[0][0])
+    assert not same(seen[0], mean)
+    assert same(seen[1], mean)
+    assert not same(weights(model), mean)  # the sample waits for its step
+    model.train()
+    optimizer.step()
 
 
 def test_a_load_while_the_mean_is_evaluated_drops_the_sample(micro_batches):

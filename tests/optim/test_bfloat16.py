@@ -80,6 +80,18 @@ def test_noise_below_the_resolution_is_named(noise, recwarn):
     assert len(lost) == (noise == 1e-4)
 
 
+def test_changes_of_a_single_weight_by_its_resolution_are_noticed():
+    """Although their sum is the same in bfloat16."""
+    net = nn.Linear(16, 1, bias=False).bfloat16()
+    nn.init.ones_(net.weight)
+    optimizer = make(net, lr=0.0)
+    train(net, optimizer, 1)
+    with torch.no_grad():
+        net.weight[0, 0] += 2**-7
+        net.weight.mul_(1.0)
+    assert optimizer.changed_weights() == ["weight"]
+
+
 @pytest.mark.parametrize("then", ["sample", "consolidate"])
 def test_weights_that_replace_those_of_a_loaded_state_are_the_mean(then):
     net = model(torch.bfloat16)

@@ -117,6 +117,18 @@ class TestOrder:
         optimizer.load_state_dict(optimizer.state_dict())
         assert same(contents(optimizer), saved)
 
+    def test_a_parameter_moved_to_the_next_group_has_its_settings(self, make, batch):
+        net = Net()
+        named = list(net.named_parameters())
+        optimizer = make([{"params": named[:2]}, {"params": named[2:], "lr": 0.0}])
+        train_step(optimizer, net, batch)
+        first, second = optimizer.param_groups
+        for key in ("params", "param_names"):
+            second[key].insert(0, first[key].pop())
+        before = net.a.bias.clone()
+        train_step(optimizer, net, batch)
+        assert torch.equal(net.a.bias, before)
+
     def test_names_that_differ_are_refused(self, make, batch):
         _, optimizer = fresh(make)
         saved = make(Net().named_parameters("other")).state_dict()
