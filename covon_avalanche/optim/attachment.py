@@ -69,7 +69,8 @@ class Attachment:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """The model draws no samples inside; one that waits for its step is back afterwards."""
+        """The model draws no samples inside. One that waits for its step is swapped out, and in
+        again afterwards."""
         evaluates = bool(self._swapped_out)  # the end of whose forward pass puts it back
         self._swap_out()
         if self._optimizer is not None and self._sample is not None:

@@ -39,11 +39,11 @@ class NamedParam:
 
     @version.setter
     def version(self, version: int) -> None:
-        """Take all later changes for those of a sample."""
+        """Count all later changes as those of a sample."""
         self._samples = self.param._version - version
 
     def forget_step(self) -> None:
-        """Take the present values for those after the last step."""
+        """Count the present values as those after the last step."""
         self._stepped = self._sum = None
 
     def note_grad(self, unused: Any = False) -> None:
@@ -88,7 +88,7 @@ def note_step(stepped: list[NamedParam]) -> None:
 
 
 def changed(params: Iterable[NamedParam]) -> list[NamedParam]:
-    """Those that others have changed since the last step. Values that were put back, as after an
+    """Those that others have changed since their last step. Values that were put back, as after an
     evaluation with averaged weights, count as unchanged: changed twice or more, and a few entries
     compared. So does a single weight with its value, such as a clamped temperature."""
     times = {n: n.version - n._stepped for n in params if n._stepped is not None}

@@ -359,7 +359,7 @@ class PosteriorOptimizer(Optimizer, ABC):
             )
 
     def _count_swap(self, swapped: Buffers, counted: bool) -> None:
-        """Take all changes since samples were drawn for theirs, see :func:`bump_versions`.
+        """Count all changes since samples were drawn as theirs, see :func:`bump_versions`.
 
         :param counted: ``False`` for a swap that will be undone, without backward pass between.
         """
