@@ -176,12 +176,13 @@ class _Later(ModuleType):
 
 
 def import_avalanche() -> None:
-    """Import Avalanche without the libraries that one of its metrics each needs: W&B leaves
-    temporary folders if its process is killed, and torchmetrics takes a quarter of the time.
-    They are imported when they are used."""
+    """Import Avalanche without the libraries that a logger, a metric and GEM need: W&B leaves
+    temporary folders if its process is killed, torchmetrics takes a quarter of the time, and
+    qpsolvers brings JAX where it was installed with all solvers. They are imported when they are
+    used."""
     if "avalanche.evaluation.metrics" in sys.modules:
         return
-    names = {"wandb", "torchmetrics", "torchmetrics.functional"} - sys.modules.keys()
+    names = {"wandb", "torchmetrics", "torchmetrics.functional", "qpsolvers"} - sys.modules.keys()
     sys.modules.update({name: _Later(name) for name in names})
     try:
         import_module("avalanche.evaluation.metrics")
