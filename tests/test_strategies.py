@@ -26,7 +26,8 @@ def test_it_trains_as_fine_tuning_with_the_plugin_does():
 
 def test_arguments_reach_the_plugin_and_the_template():
     other = make(toy_model()).plugins[0]
-    strategy = make(toy_model(), eval_samples=2, plugins=[other], train_mb_size=7)
+    strategy = make(toy_model(), eval_samples=2, plugins=(given := [other]), train_mb_size=7)
+    assert given == [other]  # the caller's list is left alone
     assert strategy.plugins[0].eval_samples == 2
     assert strategy.plugins[1] is other
     del (options := dict(QUIET))["eval_mb_size"]

@@ -5,8 +5,6 @@ import io
 
 import pytest
 import torch
-from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import (
@@ -16,7 +14,6 @@ from avalanche.training.plugins import (
     LwFPlugin,
     ReplayPlugin,
 )
-from torch.utils.data import TensorDataset
 from toy_optimizers import same, weights
 from toys import STRATEGIES, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
@@ -112,12 +109,3 @@ def test_with_avalanches_checkpoints(kind, tmp_path):
         strategy.train(benchmark.train_stream[1], shuffle=False)
     assert resumed is not straight
     assert same(weights(straight.model), weights(resumed.model))
-
-
-@each
-def test_a_benchmark_without_task_labels_will_do_and_the_callers_plugin_list_is_left_alone(kind):
-    data, plugins = TensorDataset(torch.randn(32, 8), torch.arange(32) % 4), []
-    data.targets = data.tensors[1].tolist()
-    benchmark = benchmark_from_datasets(train=[as_classification_dataset(data)] * 2)
-    make_strategy(kind, toy_model(), plugins=plugins).train(benchmark.train_stream)
-    assert plugins == []
