@@ -8,8 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "HF_DATASETS_CACHE" not in os.environ:  # workers have that of the process that starts them
+    DATASETS = TemporaryDirectory()
+    os.environ["HF_DATASETS_CACHE"] = DATASETS.name
 
 import pytest
 import torch

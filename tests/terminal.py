@@ -142,9 +142,13 @@ def group_members(group: int) -> list[str]:
 
 
 def forks() -> BaseContext:
-    """Processes that are forked from one that imports Avalanche, once for all tests."""
+    """Processes that are forked from one that imports Avalanche, and Transformers if the tests do,
+    once for all tests."""
+    modules = ["avalanche.training", "covon_avalanche.experiment.run"]
+    if "transformers" in sys.modules:
+        modules += ["transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "peft"]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["avalanche.training", "covon_avalanche.experiment.run"])
+    context.set_forkserver_preload(modules)
     return context
 
 

@@ -26,9 +26,7 @@ two_processes = pytest.mark.skipif(not dist.is_available(), reason="needs torch.
 
 
 @pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
