@@ -44,8 +44,9 @@ WRONG = ("lost", "differing", "hung", "tracebacks", "semaphores")
 
 
 def command(folder: Path, seed: int, epochs: int) -> list[str]:
-    """A grid of three strategies with two seeds; with few epochs one seed, on two domains."""
-    short = ("--set", "stream.n_experiences=2", "--set", "train_mb_size=256")
+    """A grid of three strategies with two seeds; with few epochs one seed, on two domains, in one
+    process."""
+    short = ("--set", "stream.n_experiences=2", "--set", "train_mb_size=256", "--jobs", "1")
     is_short = epochs < 10
     return [
         *(sys.executable, "-W", "ignore", "-m", "covon_avalanche", "run", "permuted-digits"),
