@@ -10,21 +10,18 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start, too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "HF_DATASETS_CACHE" not in os.environ:  # workers have that of the process that starts them
     DATASETS = TemporaryDirectory()
     os.environ["HF_DATASETS_CACHE"] = DATASETS.name
 
 import pytest
-import torch
 from hypothesis import settings
-from sklearn import datasets
-from terminal import forks
-from torch import nn
+
+# The process that starts the workers imports this file, too: torch and the like only in fixtures.
 
 gc.disable()  # until all test modules have been imported
-torch.set_num_threads(1)
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
@@ -48,6 +45,8 @@ def files_need_not_survive_a_power_failure():
 @pytest.fixture(scope="session", autouse=True)
 def digits_are_read_once():
     """Reading the file takes longer than most runs on its images."""
+    from sklearn import datasets
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets, "load_digits", cache(datasets.load_digits))
         yield
@@ -77,13 +76,17 @@ def real_data() -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def linear() -> nn.Linear:
+def linear():
+    import torch
+
     torch.manual_seed(0)
-    return nn.Linear(4, 3)
+    return torch.nn.Linear(4, 3)
 
 
 @pytest.fixture
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
+def batch():
+    import torch
+
     generator = torch.Generator().manual_seed(7)
     return torch.randn(16, 4, generator=generator), torch.randint(3, (16,), generator=generator)
 
@@ -112,6 +115,8 @@ def in_this_process(monkeypatch):
 @pytest.fixture
 def forked(monkeypatch):
     """Worker processes are forked from one that has imported everything."""
+    from terminal import forks
+
     context = forks()
     monkeypatch.setattr("multiprocessing.get_context", lambda _: context)
 
