@@ -277,9 +277,8 @@ def test_ctrl_c_leaves_a_sample_that_evaluations_do_not_see(micro_batches):
     [
         nn.Sequential,
         lambda model: torch.compile(nn.Sequential(model.layers), backend="eager"),
-        lambda model: model.share_memory(),  # swapped by copying
     ],
-    ids=["wrapped", "compiled", "shared memory"],
+    ids=["wrapped", "compiled"],
 )
 def test_wrapped_models(wrap, make, micro_batches):
     block, hooks = by_block(make, micro_batches), attached(make, micro_batches, wrap=wrap)
