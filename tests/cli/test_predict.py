@@ -64,7 +64,7 @@ def test_names_in_any_encoding_are_printed_without_a_home_or_a_notebooks_backend
     for name in ("caf\udce9.png", "写真.png"):  # the byte of é in Latin-1
         Image.new("RGB", (80, 70)).save(images / "x.png")
         (images / "x.png").rename(images / name)
-    made_up("covon", 0, [[0.9, 0.1], [0.8, 0.8]]).save(tmp_path / "result.json")
+    made_up("covon", 0, [[0.9]], calibration={}).save(tmp_path / "result.json")
     report = ["report", tmp_path / "result.json", "--out", tmp_path / "report"]
     predict = ["predict", bundle, images]
     home = str(tmp_path / "no/home")  # where Avalanche could not write its settings
