@@ -26,20 +26,17 @@ assert PROMISES.keys() == {p.name for p in EXAMPLES.glob("*.py")}
 @pytest.mark.parametrize("name", PROMISES)
 @pytest.mark.filterwarnings("ignore")
 def test_example(name, tmp_path, monkeypatch, capsys):
-    """With few epochs."""
+    """With one epoch, or two in loops of the example's own."""
     for domain, kind, i in product(("day", "night"), ("cat", "dog"), range(10)):
         paint(tmp_path / "pictures" / domain / kind / f"{i}.png", 100 * (kind == "cat") + i)
     monkeypatch.setattr(sys, "argv", [name, *(["pictures"] if "pictures" in name else [])])
     monkeypatch.chdir(tmp_path)
     text = (EXAMPLES / name).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
-    Path(name).write_text(re.sub(r"epochs=\d+,|in range\(20\)", shorter, text), encoding="utf-8")
+    text = re.sub(r"epochs=\d+,", "epochs=1,", text).replace("in range(20)", "in range(2)")
+    Path(name).write_text(text, encoding="utf-8")
     runpy.run_path(name, run_name="__main__")
     assert PROMISES[name] in capsys.readouterr().out
-
-
-def shorter(found: re.Match) -> str:
-    return re.sub(r"\d+", "2", found[0])
 
 
 @pytest.mark.filterwarnings("ignore")
