@@ -37,7 +37,7 @@ def check_and_estimate(
     from covon_avalanche.experiment.machine import check_device
 
     recipe, root = new[0].recipe, new[0].dataset_root
-    strategies = [folder.spec.strategy for folder in new]
+    strategies = [folder.strategy for folder in new]
     lacking = missing_sentence(recipe, root)
     try:
         check_device(recipe.device)

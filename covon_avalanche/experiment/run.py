@@ -55,7 +55,7 @@ def run_in_folder(folder: RunFolder, options: RunOptions = RunOptions()) -> Resu
         if (stored := folder.result(store=True)) is not None:
             return stored
         about = {"versions": machine.versions(), "machine": machine.machine(folder.recipe.device)}
-        starts = folder.write_start({"seed": folder.spec.seed, **about})
+        starts = folder.write_start({"seed": folder.seed, **about})
         with folder.logged(), training_loggers(folder, options) as loggers:
             run = Run(folder, options, loggers)
             result = run.finish()
@@ -110,7 +110,7 @@ class Run:
         checked: CLScenario | None = None,
     ) -> None:
         self.folder, self.options, self.loggers, self.checked = folder, options, loggers, checked
-        self.recipe, (self.name, self.seed) = folder.recipe, folder.spec
+        self.recipe, self.name, self.seed = folder.recipe, folder.strategy, folder.seed
         self.settings = self.recipe.strategies[self.name]
 
     def finish(self) -> Result:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
@@ -164,13 +164,6 @@ class StoredRun:
             return None
 
 
-class RunSpec(NamedTuple):
-    """One run of a recipe."""
-
-    strategy: str
-    seed: int
-
-
 class RunFolder(StoredRun):
     """A run of a recipe and its folder, ``RUNS/STRATEGY/seed-SEED-HASH``. An existing folder of a
     run whose settings differ only in those without effect is used again. Files in it:
@@ -188,7 +181,7 @@ class RunFolder(StoredRun):
     def __init__(
         self, runs: Path, recipe: Recipe, strategy: str, seed: int, dataset_root: Path | None = None
     ) -> None:
-        self.recipe, self.spec = recipe, RunSpec(strategy, seed)
+        self.recipe, self.strategy, self.seed = recipe, strategy, seed
         self.settings = settings_of(recipe, strategy)
         self.dataset_root = dataset_root
         own = runs / strategy / f"seed-{seed}-{run_hash(recipe, strategy, seed)}"
@@ -205,7 +198,7 @@ class RunFolder(StoredRun):
     @property
     def title(self) -> str:
         """Its name in messages."""
-        return f"{self.spec.strategy}, seed {self.spec.seed}"
+        return f"{self.strategy}, seed {self.seed}"
 
     def on_domain(self, domains: int, accuracy: float) -> None:
         """Called after each domain with the mean accuracy on those learned so far; what it raises
@@ -295,7 +288,7 @@ class RunFolder(StoredRun):
                 raise
             raise ResultError(f"{error}; remove it to run it again") from error
         found = result.run_hash or self.hash, result.strategy, result.seed, result.stream
-        if found != (self.hash, *self.spec, self.evaluated_on):
+        if found != (self.hash, self.strategy, self.seed, self.evaluated_on):
             raise ResultError(
                 f"{self.result_file} is of another run ({result.strategy}, seed {result.seed}, "
                 f"{result.stream}, hash {result.run_hash}); remove it to run this one"
@@ -383,7 +376,7 @@ def run_folders(recipe: Recipe, runs: Path, dataset_root: Path | None = None) ->
 def other_data(folders: Sequence[RunFolder]) -> str | None:
     """A sentence, if runs with the same settings as these, perhaps with other seeds, used data or
     weights of the same names in another folder, which is still there."""
-    for folder in {folder.spec.strategy: folder for folder in folders}.values():
+    for folder in {folder.strategy: folder for folder in folders}.values():
         for file in folder.path.parent.glob("seed-*-*/run.json"):
             if folder.differences(file.parent, moved=True) == {}:
                 for was, now in (folder.differences(file.parent) or {}).values():
@@ -413,7 +406,7 @@ def other_settings(folders: Sequence[RunFolder]) -> list[str]:
     """How finished runs of the same strategies differ from these of one recipe, a sentence for each
     difference."""
     found = Counter[tuple[str, str]]()
-    for folder in {folder.spec.strategy: folder for folder in folders}.values():
+    for folder in {folder.strategy: folder for folder in folders}.values():
         for file in folder.path.parent.glob("seed-*-*/result.json"):
             changes = [
                 f"{key.removeprefix('strategy.')}: {_shown(was)}, now {_shown(now)}"
@@ -421,7 +414,7 @@ def other_settings(folders: Sequence[RunFolder]) -> list[str]:
             ]
             more = [f"{len(changes) - 2} more"] * (len(changes) > 2)
             if changes:
-                found[folder.spec.strategy, "; ".join(changes[:2] + more)] += 1
+                found[folder.strategy, "; ".join(changes[:2] + more)] += 1
     return [
         f"{n} finished run{'s' * (n > 1)} of {name} differ{'s' * (n == 1)} in {changes}"
         for (name, changes), n in found.items()

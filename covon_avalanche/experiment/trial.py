@@ -36,7 +36,7 @@ class Trial(RunFolder):
     @property
     def title(self) -> str:
         drawn = ", ".join(f"{key} {value}" for key, value in self.searched.items())
-        return f"{self.spec.strategy}, trial {self.number} ({drawn or 'as in the recipe'})"
+        return f"{self.strategy}, trial {self.number} ({drawn or 'as in the recipe'})"
 
     def score(self) -> float | None:
         """A_T on validation images; 0 if it was pruned or has failed, ``None`` before its end or if

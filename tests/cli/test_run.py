@@ -254,7 +254,7 @@ def test_only_missing_runs_are_submitted_to_a_cluster(arguments, monkeypatch):
     submitted = []
 
     def submit(folders, *_, **__):
-        submitted.append([folder.spec for folder in folders])
+        submitted.append([(folder.strategy, folder.seed) for folder in folders])
         return [str(i) for i in range(len(folders))]
 
     monkeypatch.setattr(cluster, "submit", submit)

@@ -85,4 +85,4 @@ def test_interrupted_jobs_end_with_the_results_of_local_runs(tmp_path, monkeypat
     for folder in folders:
         result = folder.result()
         assert result.resumed == 1
-        assert result.outcome() == run_strategy(recipe, *folder.spec).outcome()
+        assert result.outcome() == run_strategy(recipe, folder.strategy, folder.seed).outcome()

@@ -4,7 +4,7 @@ import pytest
 from small_recipes import FEW, STRATEGIES, run_strategy, small_recipe
 
 from covon_avalanche.experiment.grid import run_grid
-from covon_avalanche.experiment.run_folder import RunFolder, RunSpec, run_folders
+from covon_avalanche.experiment.run_folder import RunFolder, run_folders
 
 MODULE = """
 import os, signal, torch
@@ -43,6 +43,10 @@ ERRORS = {
 }
 
 
+def key(folder):
+    return folder.strategy, folder.seed
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     """Some raise, the process of one is killed."""
@@ -60,28 +64,28 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
     covon = RunFolder(runs, recipe, "covon", 1)
     outcomes, polled = {}, []
     watching = {
-        "on_end": lambda outcome: outcomes.update({outcome.folder.spec: outcome}),
-        "poll": lambda here, _: polled.extend(folder.spec for folder in here),
+        "on_end": lambda outcome: outcomes.update({key(outcome.folder): outcome}),
+        "poll": lambda here, _: polled.extend(map(key, here)),
     }
 
     # A killed process is reported, and the run that waits goes on.
     run_grid([dies, covon], **watching)
-    result = outcomes[covon.spec].result
-    assert "its process was killed" in outcomes[dies.spec].error
-    assert dies.status().error == outcomes[dies.spec].error
+    result = outcomes[key(covon)].result
+    assert "its process was killed" in outcomes[key(dies)].error
+    assert dies.status().error == outcomes[key(dies)].error
 
     # Finished runs are not repeated, failed ones are.
     polled.clear()
     run_grid([*folders, covon], processes=2, **watching)
     assert polled
-    assert set(polled) <= {folder.spec for folder in folders}
-    assert [spec for spec, outcome in outcomes.items() if outcome.cached] == [covon.spec]
-    assert outcomes[covon.spec].result == result
+    assert set(polled) <= set(map(key, folders))
+    assert [spec for spec, outcome in outcomes.items() if outcome.cached] == [key(covon)]
+    assert outcomes[key(covon)].result == result
 
     # Results are those of single runs, and on disk.
     found = {spec: outcome.result for spec, outcome in outcomes.items() if outcome.result}
-    assert set(found) == {RunSpec("covon", 0), covon.spec}
-    assert found[RunSpec("covon", 0)].accuracy != result.accuracy
+    assert set(found) == {("covon", 0), key(covon)}
+    assert found[("covon", 0)].accuracy != result.accuracy
     for spec, result in found.items():
         assert run_strategy(recipe, *spec).outcome() == result.outcome()
         assert RunFolder(runs, recipe, *spec).result() == result
@@ -89,7 +93,7 @@ def test_a_grid_of_good_and_failing_runs(tmp_path, monkeypatch):
 
     # What a run raises is said and logged.
     for name, (_, sentence, bad_input) in ERRORS.items():
-        outcome = outcomes[RunSpec(name, 0)]
+        outcome = outcomes[name, 0]
         assert outcome.error.startswith(sentence)
         assert outcome.bad_input is bad_input
         folder = RunFolder(runs, recipe, name, 0)

@@ -109,7 +109,7 @@ def finished(folder):
     """A run folder with a result."""
     folder.path.mkdir(parents=True)
     folder.write_start({})
-    result = made_up("finetune", folder.spec.seed, [[0.5]], run_hash=folder.hash)
+    result = made_up("finetune", folder.seed, [[0.5]], run_hash=folder.hash)
     folder.write_result(result.model_copy(update={"settings": folder.settings}))
     return result
 

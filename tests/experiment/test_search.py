@@ -60,7 +60,7 @@ def runs(monkeypatch, in_this_process):
     made = SimpleNamespace(settings=[], curve=lambda n, settings: [0.5 + n / 100] * 3, ended=[])
 
     def fake(folder, options):
-        made.settings.append(folder.recipe.strategies[folder.spec.strategy])
+        made.settings.append(folder.recipe.strategies[folder.strategy])
         with folder.opened():
             folder.write_start({})
             curve = made.curve(len(made.settings), made.settings[-1])
@@ -68,7 +68,7 @@ def runs(monkeypatch, in_this_process):
                 made.ended.append(domains)
                 folder.on_domain(domains, accuracy)
             rows = [[accuracy] * len(curve) for accuracy in curve]
-            result = made_up(*folder.spec, rows, run_hash=folder.hash)
+            result = made_up(folder.strategy, folder.seed, rows, run_hash=folder.hash)
             folder.write_result(result.model_copy(update={"stream": folder.evaluated_on}))
         return result
 
