@@ -31,10 +31,7 @@ class ClosedForm(StrategySettings):
     class_path = "covon_avalanche.plugins:ClosedFormPlugin"
     has_probabilities = False
 
-    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
-        return self.classified(network, problem)
-
-    def classified(self, network: nn.Module, problem: Problem, tuned: Any = ()) -> nn.Module:
+    def wrap_model(self, network: nn.Module, problem: Problem, tuned: Any = ()) -> nn.Module:
         """The classifier behind the network, of which some parameters may be tuned first."""
         from covon_avalanche.closed_form import ClosedFormModel, FeatureExtractor
 
@@ -99,7 +96,7 @@ class RanPAC(Ridge):
     """Bottleneck of adapters in a ViT's blocks, trained by SGD in the first domain, for ``epochs``
     (20 as published)."""
 
-    def wrap_model(self, network: nn.Module, problem: Problem) -> nn.Module:
+    def wrap_model(self, network: nn.Module, problem: Problem, tuned: Any = ()) -> nn.Module:
         if self.adapter is None:
             return super().wrap_model(network, problem)
         if self.blocks is not None:
@@ -107,7 +104,7 @@ class RanPAC(Ridge):
         from covon_avalanche.prompting import TunedViT
 
         adapted = TunedViT(network, "adapter", bottleneck=self.adapter, cosine=True)
-        return self.classified(adapted, problem, adapted.tuned_parameters())
+        return super().wrap_model(adapted, problem, adapted.tuned_parameters())
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """Optimizer of the first domain's adapter, as RanPAC's authors train it."""
