@@ -60,27 +60,22 @@ def save_checkpoint(folder: Path, point: Point, state: Any, run: str) -> None:
 
 
 def load_checkpoint(folder: Path, point: Point, run: str) -> Any:
-    """The state of a checkpoint.
+    """The state of a checkpoint; a truncated file may raise any error.
 
-    :raises StateError: if it is truncated, changed, of another run or other versions.
+    :raises StateError: if it is changed, of another run or other versions.
     """
     file = point.file(folder)
-    try:
-        with ZipFile(file) as archive:
-            if archive.testzip() is not None:
-                raise StateError(f"the checkpoint {file} is damaged")
-        with torch.serialization.safe_globals([Node]):
-            body = torch.load(file, weights_only=True)
-        if body["run"] != run:
-            raise StateError(f"the checkpoint {file} belongs to another run")
-        if body["format"] != FORMAT or body["versions"] != _versions():
-            made = " and ".join(f"{name} {v}" for name, v in body["versions"].items())
-            raise StateError(f"the checkpoint {file} was made by other versions: {made}")
-        return body["state"]
-    except (StateError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise StateError(f"the checkpoint {file} cannot be read: {error}") from error
+    with ZipFile(file) as archive:
+        if archive.testzip() is not None:
+            raise StateError(f"the checkpoint {file} is damaged")
+    with torch.serialization.safe_globals([Node]):
+        body = torch.load(file, weights_only=True)
+    if body["run"] != run:
+        raise StateError(f"the checkpoint {file} belongs to another run")
+    if body["format"] != FORMAT or body["versions"] != _versions():
+        made = " and ".join(f"{name} {v}" for name, v in body["versions"].items())
+        raise StateError(f"the checkpoint {file} was made by other versions: {made}")
+    return body["state"]
 
 
 def stored_points(folder: Path) -> list[Point]:

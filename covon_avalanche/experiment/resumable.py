@@ -134,8 +134,8 @@ class Checkpointer:
             file.replace(file.with_name(f"{file.name}.unusable"))
             if isinstance(error, StateError):
                 raise
-            reason = f"{type(error).__name__}: {error}"
-            raise StateError(f"a checkpoint does not fit this run: {reason}") from error
+            reason = f"cannot be read or does not fit this run: {type(error).__name__}: {error}"
+            raise StateError(f"the checkpoint {file} {reason}") from error
         _log.info("resumed at domain %d, epoch %d, batch %d", *(number + 1 for number in point))
         self._point = point
 
@@ -215,5 +215,5 @@ def _set_generator_states(states: dict[str, Any], device: torch.device) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
-    for state in states["cuda"][:1]:
+    for state in states["cuda"]:
         torch.cuda.set_rng_state(state, device)
