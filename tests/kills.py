@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from small_recipes import reproducible
+
 from covon_avalanche.atomic_write import write_atomically
 from covon_avalanche.experiment.machine import machine, versions
 from covon_avalanche.experiment.result import Result
@@ -140,7 +142,7 @@ def measure(kills: int, epochs: int, folder: Path, chance: random.Random) -> dic
             found["results"] += 1
             found["interrupted runs"] += mine.resumed > 0
             other = Result.parse(theirs[path], str(path))
-            found["differing"] += mine.outcome() != other.outcome()
+            found["differing"] += reproducible(mine) != reproducible(other)
         seed += 2
     return found
 

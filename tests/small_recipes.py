@@ -135,3 +135,13 @@ def run_strategy(
         folder = RunFolder(Path(path), recipe, strategy, seed, dataset_root)
         folder.evaluated_on = stream
         return Run(folder, RunOptions()).finish()
+
+
+def reproducible(result: Result) -> dict[str, Any]:
+    """The part of a result that repeats: without times, memory, versions and machine."""
+    data = result.model_dump(
+        exclude={"train_seconds", "peak_memory", "resumed", "versions", "machine"}
+    )
+    for epoch in data["epochs"]:
+        del epoch["seconds"]
+    return data

@@ -185,15 +185,6 @@ class Result(BaseModel):
         result.checked = checksum is not None
         return result
 
-    def outcome(self) -> dict[str, Any]:
-        """The reproducible part of the result: without times, memory, versions and machine."""
-        data = self.model_dump(
-            exclude={"train_seconds", "peak_memory", "resumed", "versions", "machine"}
-        )
-        for epoch in data["epochs"]:
-            del epoch["seconds"]
-        return data
-
 
 def _checksum(text: str | bytes) -> str:
     """Hash of all values of a JSON object but the checksum, whatever its layout: 1 is 1.0."""

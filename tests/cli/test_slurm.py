@@ -6,7 +6,7 @@ import subprocess
 from functools import partial
 
 import pytest
-from small_recipes import FEW, run_strategy, saved, small_recipe
+from small_recipes import FEW, reproducible, run_strategy, saved, small_recipe
 from terminal import covon, wait_until
 
 from covon_avalanche.experiment.run_folder import run_folders
@@ -85,4 +85,6 @@ def test_interrupted_jobs_end_with_the_results_of_local_runs(tmp_path, monkeypat
     for folder in folders:
         result = folder.result()
         assert result.resumed == 1
-        assert result.outcome() == run_strategy(recipe, folder.strategy, folder.seed).outcome()
+        assert reproducible(result) == reproducible(
+            run_strategy(recipe, folder.strategy, folder.seed)
+        )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from miniature import pacs
 from safetensors.torch import load_file
-from small_recipes import short_recipe, small_recipe
+from small_recipes import reproducible, short_recipe, small_recipe
 from toys import columns
 
 from covon_avalanche import DiagGaussian, load_bundle, save_bundle
@@ -117,9 +117,9 @@ def test_posterior_samples_are_another_evaluation(tmp_path):
     plain = run(posterior_samples=2)
     assert plain.sampled.keys() == {"average_accuracy", "nll", "brier", "ece"}
     assert plain.sampled["nll"] != plain.calibration["nll"]
-    unsampled = run().outcome()
+    unsampled = reproducible(run())
     for key in ("accuracy", "calibration", "epochs", "diagnostics"):
-        assert plain.outcome()[key] == unsampled[key]
+        assert reproducible(plain)[key] == unsampled[key]
     assert unsampled["sampled"] == run("ewc-star", posterior_samples=2).sampled == {}
 
 
