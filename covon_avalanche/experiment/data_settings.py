@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, 
 
 from covon_avalanche import domain_orders
 from covon_avalanche.datasets.catalogue import CATALOGUE
-from covon_avalanche.experiment.registry.base import Count, Seed, Table
+from covon_avalanche.experiment.registry.base import Count, Seed, Table, by_name
 from covon_avalanche.safe_text import PrintableName
 
 if TYPE_CHECKING:
@@ -153,11 +153,7 @@ class FolderStream(_Images):
 
 _AnyStream = PermutedStream | ImageStream | SplitStream | CDDBStream | CORe50Stream | FolderStream
 Stream = Annotated[_AnyStream, Field(discriminator="name")]
-STREAMS: dict[str, type[Table]] = {
-    name: cls
-    for cls in get_args(_AnyStream)
-    for name in get_args(cls.model_fields["name"].annotation)
-}
+STREAMS: dict[str, type[Table]] = by_name(get_args(_AnyStream), "name")
 """The class of each stream."""
 
 

@@ -5,20 +5,20 @@ Nothing here imports torch before a strategy is built.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Field
 
 from covon_avalanche.experiment.registry import baselines, bayesian, closed_form, merging, prompting
-from covon_avalanche.experiment.registry.base import StrategySettings
+from covon_avalanche.experiment.registry.base import StrategySettings, by_name
 
-KINDS: dict[str, type[StrategySettings]] = {
-    kind: cls
+_classes = [
+    cls
     for module in (baselines, bayesian, closed_form, prompting, merging)
     for cls in vars(module).values()
     if isinstance(cls, type) and issubclass(cls, StrategySettings)
-    for kind in get_args(cls.model_fields["kind"].annotation)
-}
+]
+KINDS: dict[str, type[StrategySettings]] = by_name(_classes, "kind")
 """The class of each kind."""
 if TYPE_CHECKING:
     Strategy = StrategySettings

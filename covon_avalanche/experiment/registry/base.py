@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import (
     BaseModel,
@@ -39,6 +39,11 @@ class Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True
     )
+
+
+def by_name(classes: Iterable[type[Table]], key: str) -> dict[str, type[Any]]:
+    """Tables by the names that a key of each may have, which tells them apart in a recipe."""
+    return {name: cls for cls in classes for name in get_args(cls.model_fields[key].annotation)}
 
 
 class DomainSettings(Table):

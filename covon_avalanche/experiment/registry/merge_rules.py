@@ -7,11 +7,11 @@ arguments, too.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_serializer
 
-from covon_avalanche.experiment.registry.base import Fraction, Method, Table, Tunable
+from covon_avalanche.experiment.registry.base import Fraction, Method, Table, Tunable, by_name
 
 if TYPE_CHECKING:
     from covon_avalanche.merging import MergeRule
@@ -120,9 +120,7 @@ _ForAnyOptimizer = NoMerge | Average | EMA | FisherMerge | CoFiMA | MagMax | Reg
 Merge = Annotated[_ForAnyOptimizer, Field(discriminator="rule"), _table]
 CoVONMerge = Annotated[Eq8 | Replace | _ForAnyOptimizer, Field(discriminator="rule"), _table]
 SLCAMerge = Annotated[NoMerge | EMA | CoFiMA, Field(discriminator="rule"), _table]
-RULES: dict[str, type[MergeSettings]] = {
-    get_args(cls.model_fields["rule"].annotation)[0]: cls for cls in MergeSettings.__subclasses__()
-}
+RULES: dict[str, type[MergeSettings]] = by_name(MergeSettings.__subclasses__(), "rule")
 
 
 class Mergeable(Tunable):
