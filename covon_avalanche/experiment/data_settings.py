@@ -262,13 +262,14 @@ class Backbone(Table):
         return network.to(memory_format=torch.channels_last)
 
 
-def _kind_of_model(value: object) -> str:
-    has = "backbone" in value if isinstance(value, dict) else isinstance(value, Backbone)
-    return "backbone" if has else "perceptron"
+def kind_of_model(value: Any) -> str:
+    """The name in ``MODELS`` of a model or of its table, by the keys."""
+    keys = value if isinstance(value, dict) else getattr(value, "__dict__", ())
+    return "perceptron" if Backbone.model_fields.keys().isdisjoint(keys) else "backbone"
 
 
 MODELS: dict[str, type[Table]] = {"perceptron": Perceptron, "backbone": Backbone}
 Model = Annotated[
     Annotated[Perceptron, Tag("perceptron")] | Annotated[Backbone, Tag("backbone")],
-    Discriminator(_kind_of_model),
+    Discriminator(kind_of_model),
 ]
