@@ -49,7 +49,8 @@ class GridProgress:
         except KeyboardInterrupt:
             interrupted = True
             self.bars.console.print("Interrupted; the same command resumes from here.")
-        status = _print_failures(o for o in self.outcomes if o.error and not o.folder.given_up)
+        failed = (o for o in self.outcomes if o.error)
+        status = _print_failures(o for o in failed if not o.folder.status().given_up)
         return INTERRUPTED if interrupted else status
 
     def poll(self, here: list[RunFolder], elsewhere: list[RunFolder]) -> None:
@@ -59,11 +60,10 @@ class GridProgress:
                 self._tasks[run] = self.bars.add_task(escape(run.title), total=1, text="starting")
                 if run in elsewhere:
                     self._print(f"{run.title}: another process is running it")
-            if (status := run.status()) is None:
+            if not (status := run.status()).text:
                 continue
             self._warn(run)
-            text = status.text or "starting"
-            self.bars.update(self._tasks[run], completed=status.share, text=text)
+            self.bars.update(self._tasks[run], completed=status.share, text=status.text)
             if self._domains.setdefault(run, 0) < status.domains < status.of_domains:
                 domain = f"domain {status.domains}/{status.of_domains}"
                 self._print(f"{run.title}: {domain}, A_t {100 * (status.accuracy or 0):.2f} %")
@@ -83,7 +83,7 @@ class GridProgress:
             accuracy, seconds = 100 * result.average_accuracy, sum(result.train_seconds)
             line = f"{outcome.folder.title}: A_T {accuracy:.2f} %, {seconds:.1f} s"
             self._print(line + " (cached)" * outcome.cached)
-        elif outcome.folder.given_up and not outcome.cached:
+        elif outcome.folder.status().given_up and not outcome.cached:
             self._print(f"{outcome.folder.title}: {outcome.error}")
 
     def _warn(self, run: RunFolder) -> None:

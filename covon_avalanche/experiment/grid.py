@@ -99,7 +99,7 @@ def _finished(folder: RunFolder) -> Outcome | None:
         return Outcome(folder, error=str(error), bad_input=True)
     if result is not None:
         return Outcome(folder, result, cached=True)
-    if (status := folder.status()) is not None and status.given_up:
+    if (status := folder.status()).given_up:
         return Outcome(folder, error=status.error, cached=True)
     return None
 

@@ -54,7 +54,7 @@ class Status(BaseModel):
     error: Printable | None = None
     """Why the run failed."""
     given_up: GivenUp | None = None
-    """See :attr:`StoredRun.given_up`."""
+    """How it ended, if it was given up before its end, as trials of a search may be."""
 
 
 def find_files(folder: Path, name: str) -> list[Path]:
@@ -109,29 +109,23 @@ class StoredRun:
         except ResultError as error:
             return "damaged", str(error)
         status = self.status()
-        if status is not None and status.error is not None:
+        if status.error is not None:
             return status.given_up or "failed", status.error
         unfinished = "interrupted" if self.path.exists() else "planned"
-        return "running" if self.is_running() else unfinished, status.text if status else ""
+        return "running" if self.is_running() else unfinished, status.text
 
-    def status(self) -> Status | None:
-        """Progress of an unfinished run; ``None`` before its first epoch and after its end."""
+    def status(self) -> Status:
+        """Progress of an unfinished run; an empty one before its first epoch and after its end."""
         try:
             return Status.model_validate_json(self.status_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None
+            return Status()
 
     def data_warnings(self) -> list[str]:
         """Warnings about the data that it trains on, such as missing images."""
         with suppress(OSError, ValueError, TypeError):
             return [str(said) for said in _stored(self.path / "data.json").get("warnings", [])]
         return []
-
-    @property
-    def given_up(self) -> GivenUp | None:
-        """How it ended, if it was given up before its end, as trials of a search may be."""
-        status = self.status()
-        return None if status is None else status.given_up
 
     def is_running(self) -> bool:
         """Whether a process is working on it; ``False`` in a read-only folder."""
@@ -323,7 +317,7 @@ class RunFolder(StoredRun):
         """Store in ``status.json`` why the run failed."""
         failure = {"error": error, "given_up": given_up}
         with suppress(OSError):
-            self.write_status((self.status() or Status()).model_copy(update=failure))
+            self.write_status(self.status().model_copy(update=failure))
 
     def write_result(self, result: Result) -> None:
         """Write ``result.json``, and remove what only an unfinished run needs."""

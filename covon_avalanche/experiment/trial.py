@@ -45,7 +45,7 @@ class Trial(RunFolder):
             with suppress(ResultError):
                 if (result := self.result()) is not None:
                     self._score = result.average_accuracy
-                elif self.given_up:
+                elif self.status().given_up:
                     self._score = 0.0
         return self._score
 

@@ -148,7 +148,7 @@ def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch)
     assert "its process was killed" in line
     assert "Traceback" not in done.output
     (run,) = (tmp_path / "s").rglob("run.json")
-    assert StoredRun(run.parent).given_up is None
+    assert StoredRun(run.parent).status().given_up is None
 
 
 @pytest.mark.usefixtures("in_this_process", "undrawn")

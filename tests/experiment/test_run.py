@@ -48,7 +48,7 @@ def test_a_folder_is_told_the_accuracy_after_each_domain_and_may_end_the_run(nam
     may_end, ended = True, Watched(tmp_path / "ended", recipe, name, 0)
     with pytest.raises(StopAsyncIteration):
         run_in_folder(ended)
-    assert (ended.given_up, ended.state()[0]) == ("pruned", "pruned")
+    assert (ended.status().given_up, ended.state()[0]) == ("pruned", "pruned")
     assert len(seen) == len(curve) + 1
 
 

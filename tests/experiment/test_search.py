@@ -16,7 +16,7 @@ from small_recipes import CLOSED_FORM, STRATEGIES, reproducible, run_strategy, s
 from covon_avalanche.experiment import grid, run
 from covon_avalanche.experiment.recipe import Recipe, RecipeError, validate
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.run_folder import RunFolder, Status
 from covon_avalanche.experiment.search import (
     Search,
     run_searches,
@@ -149,9 +149,9 @@ def test_the_state_of_a_killed_trial_that_another_process_runs_now_is_not_writte
         for _ in range(3):
             trial.write_start({})
         assert "its process was killed" in grid._killed(trial).error
-        assert trial.status() is None
+        assert trial.status() == Status()
     grid._killed(trial)
-    assert trial.given_up == "failed"
+    assert trial.status().given_up == "failed"
 
 
 def test_a_draw_that_can_hardly_become_the_best_is_pruned(tmp_path, runs):
