@@ -145,6 +145,8 @@ class Run:
         """All objects, from the recipe and the seed."""
         recipe, root = self.recipe, self.folder.dataset_root
         self.benchmark = self.checked or self._read_data()
+        domains = self.benchmark.train_stream
+        self.experiences = [domains] if self.settings.kind == "joint" else list(domains)
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)
@@ -175,9 +177,8 @@ class Run:
         data = benchmark_data(self.benchmark.streams)
         checkpointer = Checkpointer(self.folder, root, data, self.options)
         self.strategy.checkpointer = checkpointer
-        stream, workers = self.benchmark.train_stream, {"num_workers": self.recipe.workers}
-        experiences = [stream] if self.settings.kind == "joint" else list(stream)
-        for experience in experiences[checkpointer.resume() :]:
+        workers = {"num_workers": self.recipe.workers}
+        for experience in self.experiences[checkpointer.resume() :]:
             self.strategy.train(experience, **workers)
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.folder.evaluated_on], **workers)
@@ -193,7 +194,7 @@ class Run:
         if not (at_end or time.monotonic() > self._written_at + _WRITE_EVERY):
             return
         domains, trained = len(self.metrics.matrix.curve()), len(self.log.seconds) - 1
-        of_domains = 1 if self.settings.kind == "joint" else self.recipe.stream.n_experiences
+        of_domains = len(self.experiences)
         done: float = sum(epoch["experience"] == trained for epoch in epochs)
         of_epochs = max(1, each)  # 0 in closed form
         text = f"domain {trained + 1}/{of_domains}, epoch {max(1, done + (batch > 0))}/{of_epochs}"
