@@ -44,8 +44,8 @@ class DomainHeads(nn.Module):
         """Whether a training loop has begun the current domain and not finished it."""
 
     def features(self, x: Tensor) -> Tensor:
-        """Features of shape (batch, width)."""
-        return pooled(self.backbone(x))
+        """Features of shape (batch, width), of the classifiers' type under autocast, too."""
+        return pooled(self.backbone(x)).to(next(self.head.parameters()).dtype)
 
     @abstractmethod
     def domain_logits(self, features: Tensor, domain: int) -> Tensor:
@@ -56,8 +56,8 @@ class DomainHeads(nn.Module):
         features, known = self.features(x), max(1, int(self.domains))
         with torch.autocast(x.device.type, enabled=False):
             if self.training:
-                return self.domain_logits(features.float(), known - 1)
-            logits = [self.domain_logits(features.float(), t) for t in range(known)]
+                return self.domain_logits(features, known - 1)
+            logits = [self.domain_logits(features, t) for t in range(known)]
             return torch.stack(logits).amax(0)
 
     def begin_domain(self) -> None:

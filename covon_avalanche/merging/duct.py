@@ -101,7 +101,7 @@ class DUCT(DomainHeads):
         with in_mode(self, train=False):
             for x, y, *_ in (batch for _ in range(epochs) for batch in batches()):
                 with torch.no_grad():
-                    features = self.features(x).float()
+                    features = self.features(x)
                 with torch.autocast(x.device.type, enabled=False):
                     loss = F.cross_entropy(self.domain_logits(features, domain), y)
                 optimizer.zero_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.domain_heads import DomainHeads
 
 
@@ -19,11 +20,12 @@ class SLCA(DomainHeads):
     """
 
     def __init__(self, network: nn.Module, num_classes: int, num_domains: int) -> None:
+        weight = classifier(network).weight
         super().__init__(network, num_classes, num_domains)
         blocks = nn.ModuleList(nn.Linear(self.width, num_classes) for _ in range(num_domains))
         for name, p in blocks.named_parameters():
             nn.init.zeros_(p) if name.endswith("bias") else nn.init.trunc_normal_(p, std=0.02)
-        self.head.blocks = blocks.to(self.domains.device)
+        self.head.blocks = blocks.to(weight)
 
     def domain_logits(self, features: Tensor, domain: int) -> Tensor:
         logits: Tensor = self.head.blocks[domain](features)

@@ -11,7 +11,7 @@ from torchvision.models import resnet18, squeezenet1_1
 from toys import toy_model, weights
 
 from covon_avalanche.closed_form import FeatureExtractor
-from covon_avalanche.merging import DUCT
+from covon_avalanche.merging import DUCT, SLCA
 
 
 def moved(model):
@@ -54,6 +54,17 @@ def test_logits_are_the_domains_in_training_and_the_largest_of_all_in_evaluation
         torch.testing.assert_close(logits.amax(1), rows.amax(1))
     with torch.autocast("cpu", torch.bfloat16):
         assert model(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("method", [DUCT, SLCA])
+def test_a_network_in_float64_has_classifiers_in_float64(method):
+    model = method(toy_model().double(), 4, 2)
+    model.begin_domain()
+    model.train()(torch.randn(5, 8).double()).sum().backward()
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    assert model.eval()(torch.randn(5, 8).double()).dtype == torch.float64
+    if method is DUCT:
+        model.retrain_classifier(lambda: [(torch.randn(5, 8).double(), torch.arange(5) % 4)])
 
 
 @pytest.mark.parametrize(
