@@ -156,7 +156,8 @@ def check_finite(anchor: DiagGaussian) -> None:
     for name, precision in anchor.precision.items():
         if not torch.isfinite(precision).all():
             raise FloatingPointError(
-                f"the importance of {name!r} is not finite: training has diverged"
+                f"the importance of {name!r} is not finite: training has diverged, or the "
+                "criterion is not finite for single examples, as with a class weight of 0"
             )
 
 

@@ -343,3 +343,11 @@ def test_the_importance_of_avalanches_si_is_a_clipped_path_integral():
     expected = (-gradient * moved / (moved.square() + 10.0)).clamp(max=1e-3)
     assert (expected > 0).any()
     torch.testing.assert_close(plugin.ewc_data[1]["weight"].data, expected.flatten())
+
+
+def test_a_class_weight_of_zero_is_named_as_a_reason_of_a_fisher_that_is_not_finite():
+    model = toy_model()
+    strategy = make_naive(model, sgd(model), EWCPlugin(1.0))
+    strategy._criterion = nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 1.0, 1.0]))
+    with pytest.raises(FloatingPointError, match="single examples, as with a class weight of 0"):
+        strategy.train(toy_benchmark().train_stream[0])
