@@ -76,8 +76,10 @@ class ERACEStrategy(ER_ACE):
 
     As in the authors' code, the two losses are added, and a step has as many stored examples as new
     ones; Avalanche halves the sum and uses 10. Replay starts with the second experience, and the
-    memory then also has examples of the current one. Classes that are not in the current batch are
-    masked, including those that no task has had.
+    memory then also has examples of the current one. From then on classes that are not in the
+    current batch are masked, including those that no task has had, and both losses are plain
+    cross-entropies: the strategy's criterion, with its class weights or label smoothing, is that of
+    the first experience alone.
     """
 
     replay_loader: Any
