@@ -203,6 +203,11 @@ class GEM(FromAvalanche):
     kind: Literal["gem"]
     class_path = f"{_STRATEGIES}:GEM"
 
+    def build(self) -> Method:
+        import qpsolvers  # noqa: F401  # takes seconds, which are not those of the training
+
+        return super().build()
+
 
 class AGEM(FromAvalanche):
     """Avalanche's A-GEM, whose constraint is the average gradient of the memory."""
