@@ -1,5 +1,6 @@
 """The registry of strategies: facts, the preset, merge rules, optimizers."""
 
+import sys
 from typing import get_args
 
 import pytest
@@ -249,6 +250,12 @@ def test_optimizers_have_the_settings():
         assert settings(name, weight_decay=0.5).build().plugins[0].weight_decay == 0.5
     kind, options = group(settings("gem"))
     assert (kind, options["momentum"], options["nesterov"]) == (torch.optim.SGD, 0.9, False)
+
+
+def test_gem_without_its_solver_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "quadprog", None)
+    with pytest.raises(ValueError, match=r"GEM needs quadprog: pip install .*\[gem\]"):
+        settings("gem").build()
 
 
 def test_the_schedule_of_covon_is_that_of_the_recipe():

@@ -204,6 +204,10 @@ class GEM(FromAvalanche):
     class_path = f"{_STRATEGIES}:GEM"
 
     def build(self) -> Method:
+        try:
+            import quadprog  # noqa: F401
+        except ImportError as error:
+            raise ValueError("GEM needs quadprog: pip install 'covon_avalanche[gem]'") from error
         import qpsolvers  # noqa: F401  # takes seconds, which are not those of the training
 
         return super().build()
