@@ -262,14 +262,13 @@ class Backbone(Table):
         return network.to(memory_format=torch.channels_last)
 
 
-def kind_of_model(value: Any) -> str:
-    """The name in ``MODELS`` of a model or of its table, by the keys."""
-    keys = value if isinstance(value, dict) else getattr(value, "__dict__", ())
-    return "perceptron" if Backbone.model_fields.keys().isdisjoint(keys) else "backbone"
+def _kind_of_model(value: object) -> str:
+    has = "backbone" in value if isinstance(value, dict) else isinstance(value, Backbone)
+    return "backbone" if has else "perceptron"
 
 
 MODELS: dict[str, type[Table]] = {"perceptron": Perceptron, "backbone": Backbone}
 Model = Annotated[
     Annotated[Perceptron, Tag("perceptron")] | Annotated[Backbone, Tag("backbone")],
-    Discriminator(kind_of_model),
+    Discriminator(_kind_of_model),
 ]

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from covon_avalanche.did_you_mean import did_you_mean
-from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream, kind_of_model
+from covon_avalanche.experiment.data_settings import MODELS, STREAMS, Model, Stream
 from covon_avalanche.experiment.registry import KINDS, Strategy
 from covon_avalanche.experiment.registry.base import Count, Fraction, Seed, Table
 from covon_avalanche.experiment.registry.merge_rules import RULES, MergeSettings
@@ -189,7 +189,8 @@ def _extended(parent: dict[str, Any], child: dict[str, Any], depth: int = 2) -> 
         old = parent.get(key)
         if depth and isinstance(old, dict) and isinstance(value, dict):
             other = [k for k in ("name", "kind") if isinstance(value.get(k, {}), str)]
-            new_model = key == "model" and kind_of_model(value) != kind_of_model(old)
+            models = [cls.model_fields.keys() for cls in MODELS.values()] if key == "model" else []
+            new_model = any(value.keys() & keys and not old.keys() & keys for keys in models)
             if all(value[k] == old.get(k) for k in other) and not new_model:
                 value = _extended(old, value, depth - 1)
         merged[key] = value

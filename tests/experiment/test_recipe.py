@@ -238,7 +238,6 @@ def test_paths_may_begin_at_home(tmp_path, monkeypatch):
         ("stream.n_domains=2", r"stream\.n_domains: unknown key; known are .*permute_first"),
         ("stream={}", r"stream\.name: is missing; known are PermutedDigits, "),
         ("model={ hidden_layers = 1 }", r"model\.hidden_size: is missing"),
-        ("model={ weights = '' }", r"model\.backbone: is missing$"),
         ("model={ backbone = 'x' }", r'model\.weights: is missing; give "default", .* or "" '),
         ("search.mien={}", "search: there is no strategy 'mien'; .*; did you mean mine\\?$"),
         ("search.mine.lr={ low = 0.2, high = 0.1 }", r"lr: give 0 < low < .*, got 0\.2 and 0\.1"),
