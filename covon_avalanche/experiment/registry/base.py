@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import (
@@ -91,8 +91,9 @@ class Method:
         from avalanche.training.supervised import Naive
         from avalanche.training.templates import SupervisedTemplate
 
+        module, _, name = implementation.partition(":")
         try:
-            found = resolve_name(implementation)
+            found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"{implementation} cannot be imported: {error}") from error
         if isinstance(found, type) and issubclass(found, SupervisedTemplate):
