@@ -140,6 +140,9 @@ sys.modules.update({"torchmetrics": fake, "torchmetrics.functional": fake})
 top = TopkAccuracy(2)
 top.update(torch.eye(3), torch.tensor([0, 1, 1]), 0)
 assert top.result() == {0: 0.25}
+from avalanche.training.plugins import gem
+one = torch.ones(1, 1).double().numpy()
+assert gem.qpsolvers.solve_qp(P=one, q=one[0], solver="quadprog") == -1
 """
 
 

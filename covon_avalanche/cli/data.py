@@ -35,6 +35,7 @@ from covon_avalanche.datasets.download import download, unpack
 from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.data_settings import PermutedStream, data_root
 from covon_avalanche.experiment.recipe import load_recipe
+from covon_avalanche.experiment.worker_pool import import_avalanche
 
 app = typer.Typer(help="List, download and verify image data sets.")
 
@@ -98,6 +99,7 @@ def _stream_of(
         fail(f"{own.name} has no image files to list: each domain permutes the same pixels")
     if missing := missing_sentence(chosen, dataset_root):
         fail(missing)
+    import_avalanche()
     from covon_avalanche.experiment.build import build_benchmark
 
     own = own.model_copy(update={"cache_size": None, **stream})

@@ -19,6 +19,7 @@ from covon_avalanche.experiment.recipe import Recipe
 from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.run_errors import error_sentence
 from covon_avalanche.experiment.run_folder import RunFolder
+from covon_avalanche.experiment.worker_pool import import_avalanche
 
 if TYPE_CHECKING:
     from avalanche.benchmarks import CLScenario
@@ -50,6 +51,7 @@ def check_and_estimate(
     found = [f"MNIST will be downloaded to {mnist}."]
     if mnist is None:
         start = time.perf_counter()
+        import_avalanche()
         from covon_avalanche.experiment.estimate import estimated_seconds, evaluation_seconds
         from covon_avalanche.experiment.run import checked_benchmark
 
