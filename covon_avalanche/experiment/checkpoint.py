@@ -60,9 +60,10 @@ def save_checkpoint(folder: Path, point: Point, state: Any, run: str) -> None:
 
 
 def load_checkpoint(folder: Path, point: Point, run: str) -> Any:
-    """The state of a checkpoint; a truncated file may raise any error.
+    """The state of a checkpoint.
 
     :raises StateError: if it is changed, of another run or other versions.
+    :raises Exception: of any type, if the file is truncated.
     """
     file = point.file(folder)
     with ZipFile(file) as archive:
