@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim.sharding import local
 
 
@@ -23,13 +22,13 @@ class NamedParam:
     torch counts the changes of a tensor in place, except those of ``p.data``.
     """
 
-    __slots__ = ("_grad", "_samples", "_stepped", "_sum", "group", "name", "number", "param")
+    __slots__ = ("_grad", "_samples", "_stepped", "_values", "group", "name", "number", "param")
 
     def __init__(self, name: str, param: Tensor, group: dict[str, Any], number: int) -> None:
         self.name, self.param, self.group, self.number = name, param, group, number
         self._samples = 0  # changes by samples, which put back the mean
         self._stepped: int | None = None  # the version after the last step of the task
-        self._sum: Tensor | None = None  # the sum of a few entries then
+        self._values: Tensor | None = None  # a few entries then
         self._grad: tuple[weakref.ref[Tensor], int, Any] | None = None
 
     @property
@@ -44,7 +43,7 @@ class NamedParam:
 
     def forget_step(self) -> None:
         """Count the present values as those after the last step."""
-        self._stepped = self._sum = None
+        self._stepped = self._values = None
 
     def note_grad(self, unused: Any = False) -> None:
         """Remember the present gradient.
@@ -79,21 +78,23 @@ class NamedParam:
 
 
 def note_step(stepped: list[NamedParam]) -> None:
-    """Remember the versions of parameters after a step and, for the first, the last and those of
-    one entry, a sum of a few entries."""
+    """Remember the versions of parameters after a step, and a few values of the first, the last and
+    single weights."""
     for named in stepped:
         named._stepped = named.version
         ends = named is stepped[0] or named is stepped[-1]
-        named._sum = _first_sum(named.param) if ends or named.param.numel() == 1 else None
+        few = ends or named.param.numel() == 1
+        named._values = _first_values(named.param).clone() if few else None
 
 
 def changed(params: Iterable[NamedParam]) -> list[NamedParam]:
     """Those that others have changed since their last step. Values that were put back, as after an
-    evaluation with averaged weights, count as unchanged: changed twice or more, and a few entries
+    evaluation with averaged weights, count as unchanged: changed twice or more, and a few values
     compared. So does a single weight with its value, such as a clamped temperature."""
     times = {n: n.version - n._stepped for n in params if n._stepped is not None}
     found = [named for named, changes in times.items() if changes]
-    same = {n: torch.equal(_first_sum(n.param), n._sum) for n in found if n._sum is not None}
+    noted = ((n, n._values) for n in found if n._values is not None)
+    same = {n: torch.equal(_first_values(n.param), values) for n, values in noted}
     if same and all(same.values()) and all(times[named] > 1 for named in found):
         for named in found:  # some may have no more step
             named._stepped = named.version
@@ -101,6 +102,6 @@ def changed(params: Iterable[NamedParam]) -> list[NamedParam]:
     return [named for named in found if named.param.numel() > 1 or not same[named]]
 
 
-def _first_sum(p: Tensor) -> Tensor:
-    """The sum of a few entries, which tells weights apart; a scalar."""
-    return exact_sum(local(p).detach().flatten()[:16])
+def _first_values(p: Tensor) -> Tensor:
+    """A few entries, which tell weights apart."""
+    return local(p).detach().flatten()[:16]
