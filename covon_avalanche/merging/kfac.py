@@ -36,15 +36,16 @@ class KFACMerge(RegMean):
         G0 (V - W0) A0 + G (V - W) A = 0
 
     which is exact in the bases in which ``A0`` and ``A``, and ``G0`` and ``G``, are diagonal
-    together. ``G`` is scaled to a mean diagonal of 1: it weights outputs within a task, while the
-    weight of a task comes from its inputs, as in RegMean. (Without this scaling, a task that is
-    predicted with confidence has little weight; on PACS that was worse in pilot runs.) The sum of
-    two such precisions is then replaced by the Kronecker product with the same partial traces,
-    ``A0 + A`` and the mean of ``G0`` and ``G`` weighted by the traces of ``A0`` and ``A``. So
-    memory is constant in the number of tasks: for each layer, that of RegMean and a matrix of
-    outputs by outputs. Online Laplace approximations sum factors likewise, for a penalty in
-    training (Ritter et al., "Online Structured Laplace Approximations for Overcoming Catastrophic
-    Forgetting", NeurIPS 2018).
+    together. To ``A0`` a ten-thousandth of the mean diagonal of ``A0 + A`` is added, as in RegMean,
+    to ``G0`` the same of ``G0 + G``, and to both ``G0`` and ``G`` 0.001. ``G`` is scaled to a mean
+    diagonal of 1: it weights outputs within a task, while the weight of a task comes from its
+    inputs, as in RegMean. (Without this scaling, a task that is predicted with confidence has
+    little weight; on PACS that was worse in pilot runs.) The sum of two such precisions is then
+    replaced by the Kronecker product with the same partial traces, ``A0 + A`` and the mean of
+    ``G0`` and ``G`` weighted by the traces of ``A0`` and ``A``. So memory is constant in the number
+    of tasks: for each layer, that of RegMean and a matrix of outputs by outputs. Online Laplace
+    approximations sum factors likewise, for a penalty in training (Ritter et al., "Online
+    Structured Laplace Approximations for Overcoming Catastrophic Forgetting", NeurIPS 2018).
 
     The labels behind ``g`` are samples of the network's predictions, the same in each pass, which
     makes ``G`` a Fisher information and not an empirical one. For classifiers only. The input
