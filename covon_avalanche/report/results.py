@@ -70,8 +70,9 @@ def load_results(*paths: str | Path) -> pd.DataFrame:
     :class:`~covon_avalanche.experiment.result.Result`, such as ``settings`` (resolved, nested) and
     ``accuracy`` (see :func:`accuracy_matrix`).
 
-    :param paths: folders of runs (damaged ones are left out with a warning), ``result.json`` files,
-        or ``.jsonl`` files with one result per line. A run found twice is loaded once.
+    :param paths: folders of runs (damaged and unfinished ones are left out with a warning),
+        ``result.json`` files, or ``.jsonl`` files with one result per line. A run found twice is
+        loaded once.
     :raises ResultError: naming a missing path, a damaged file or two results of the same run that
         differ, or if no finished run is found.
     """
@@ -173,7 +174,13 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 def _read(path: Path) -> Iterator[tuple[str, Result]]:
     """The results in a path, each with a description of its source."""
     if path.is_dir():
-        for file in find_files(path, "result.json"):
+        files = find_files(path, "result.json")
+        finished = {file.parent for file in files}
+        begun = {file.parent for file in find_files(path, "run.json")}
+        if unfinished := sorted(begun - finished):
+            numbers = f"{len(unfinished)} of {len(begun | finished)} runs, such as {unfinished[0]}"
+            _log.warning("left out as unfinished: %s; see `covon status %s`", numbers, path)
+        for file in files:
             try:
                 yield str(file), Result.load(file)
             except ResultError as error:

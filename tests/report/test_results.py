@@ -32,6 +32,20 @@ def test_linked_folders_are_read_and_damaged_results_left_out(tmp_path, caplog):
     assert caplog.messages[0].endswith("; it is left out")
 
 
+def test_unfinished_runs_are_said_to_be_left_out(tmp_path, caplog):
+    runs = [made_up("covon", seed, [[0.5]]) for seed in range(2)]
+    for run in runs:
+        run.save(tmp_path / f"seed-{run.seed}/result.json")
+    assert read_results([tmp_path]) == runs
+    assert caplog.messages == []
+    for seed in (1, 2, 3):
+        (tmp_path / f"seed-{seed}").mkdir(exist_ok=True)
+        (tmp_path / f"seed-{seed}/run.json").write_text("{}")
+    assert read_results([tmp_path]) == runs
+    where = f"such as {tmp_path / 'seed-2'}; see `covon status {tmp_path}`"
+    assert caplog.messages == [f"left out as unfinished: 2 of 4 runs, {where}"]
+
+
 def test_the_columns(tmp_path):
     runs = [
         made_up("covon", 0, [[0.9, 0.1], [0.8, 0.6]], own={"lr": 0.1}, counts=[30, 10]),
