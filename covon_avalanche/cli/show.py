@@ -62,7 +62,8 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
         return
     if not folder.is_dir():
         fail(f"there is no folder {folder}")
-    found = [file.parent for file in find_files(folder, "run.json")]
+    files = (file for name in ("run.json", "result.json") for file in find_files(folder, name))
+    found = sorted({file.parent for file in files})
     if not found:
         fail(f"there are no runs in {folder}")
     runs = [StoredRun(path) for path in found]  # sorted, so that those of a strategy follow

@@ -89,6 +89,17 @@ def test_the_runs_of_a_folder_are_listed_with_their_state(tmp_path, tmp_path_fac
         assert part in line
 
 
+def test_the_status_lists_results_that_were_copied_without_their_settings(tmp_path):
+    for seed in range(2):
+        made_up("covon", seed, [[0.8]]).save(tmp_path / f"covon/seed-{seed}-0/result.json")
+    lines = show(tmp_path, "status").splitlines()
+    assert [line.split()[:3] for line in lines[2:4]] == [
+        ["covon", "seed-0-0", "finished"],
+        ["covon", "seed-1-0", "finished"],
+    ]
+    assert lines[-1] == "2 finished"
+
+
 def test_the_status_of_several_recipes_names_them(tmp_path):
     recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=FEW)
     for name in ("mine", "yours"):
