@@ -178,26 +178,27 @@ def latex(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
 
 
 def summary_csv(found: Sequence[Comparison]) -> str:
-    """:func:`strategy_summary` of all comparisons."""
-    tables = [comparison.summary.rename_axis("strategy").reset_index() for comparison in found]
+    """:func:`strategy_summary` of all comparisons, ``recipe`` being their name."""
+    named = [comparison.summary.assign(recipe=comparison.name) for comparison in found]
+    tables = [summary.rename_axis("strategy").reset_index() for summary in named]
     return csv_text(pd.concat(tables).convert_dtypes())
 
 
 def results_csv(found: Sequence[Comparison]) -> str:
     """One row per run, number of domains learned, and domain evaluated; both count from 1."""
-    about = ["recipe", "stream", "evaluated", "label", "kind", "seed"]
-    header = ["domains_learned", "domain", "domain_name", "images", "accuracy"]
+    about = ["stream", "evaluated", "label", "kind", "seed"]
+    header = ["recipe", *about, "domains_learned", "domain", "domain_name", "images", "accuracy"]
     rows: list[list[Any]] = []
     for comparison in found:
         names = comparison.tested_domains
         for run in comparison.runs.to_dict("records"):
-            own = [run[key] for key in about]
+            own = [comparison.name, *(run[key] for key in about)]
             rows += [
                 [*own, t, i, *cell]
                 for t, row in enumerate(run["accuracy"], 1)
                 for i, cell in enumerate(zip(names, run["counts"], row or [], strict=False), 1)
             ]
-    table = pd.DataFrame(rows, columns=about + header).rename(columns={"label": "strategy"})
+    table = pd.DataFrame(rows, columns=header).rename(columns={"label": "strategy"})
     return csv_text(table)
 
 

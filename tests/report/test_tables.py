@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from made_up_results import compared, made_up, made_up_comparison
 
+from covon_avalanche.report import comparisons, results_frame
 from covon_avalanche.report.tables import (
     MISSING,
     SHORT,
@@ -117,6 +118,15 @@ def test_csv():
         for i, a in enumerate(row or [], 1)
     }
     assert list(table.columns[:3]) == ["recipe", "stream", "evaluated"]
+
+
+def test_csv_keeps_runs_apart_that_may_not_be_compared():
+    runs = [made_up("a", 0, [[score]]) for score in (0.9, 0.5)]
+    runs[1].settings["epochs"] = 9
+    found = comparisons(results_frame(runs))
+    for text in (summary_csv(found), results_csv(found)):
+        assert list(pd.read_csv(io.StringIO(text))["recipe"]) == [c.name for c in found]
+    assert found[0].name != found[1].name
 
 
 def test_a_run_that_diverged_is_shown_and_sorted_last():
