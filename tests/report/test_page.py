@@ -207,6 +207,14 @@ class TestPage:
         assert "No test of significance" in page.text["p"]
         assert "not all run with the same seeds" in page.text["p"]
 
+    @pytest.mark.usefixtures("undrawn")
+    def test_no_test_of_equal_differences_is_not_put_down_to_a_lack_of_seeds(self, tmp_path):
+        scores = {"a": 0.9, "b": 0.8}
+        runs = [made_up(name, seed, [[a]]) for name, a in scores.items() for seed in range(3)]
+        assert "in which their difference varies" in written(runs, tmp_path).text["p"]
+        runs += [made_up("c", seed, [[seed / 10]]) for seed in range(3)]
+        assert "or the difference is the same in all" in written(runs, tmp_path).text["p"]
+
 
 @pytest.mark.usefixtures("undrawn")
 class TestSettings:
