@@ -179,8 +179,7 @@ def _summarise(results: list[Result], folder: Path, console: Console) -> None:
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     found = comparisons(results_frame(results))  # several, if runs differ in precision = "auto"
-    text = "\n".join(tables.markdown_table(comparison, tables.FULL) for comparison in found)
-    write_atomically(folder / "table.md", text)
+    write_atomically(folder / "table.md", tables.markdown(found, tables.FULL))
     figures.save(found[0], "curves", folder / "accuracy.png")
     for comparison in found:
         typer.echo(tables.aligned(tables.summary_table(comparison, tables.FULL), form="simple"))

@@ -131,6 +131,13 @@ class Comparison:
         by_label = self.runs.groupby("label", sort=False)
         first = by_label.first()
         found = self._changed_data()
+        if not self.same_seeds:
+            found.append(
+                "The learners were not all run with the same seeds: differences may be due to the "
+                "seeds."
+            )
+        if self.first["evaluated"] == "valid":
+            found.append("Accuracies are those on validation images, not on test images.")
         trials = first["trials"].where(first["trials"] > 0).dropna().astype(int)
         if trials.nunique() > 1:
             numbers = ", ".join(f"{label} {number}" for label, number in trials.items())

@@ -172,7 +172,8 @@ def latex(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
         alignment = "l" + "r" * (len(table.columns) - 1)
         test = f"% difference: {TEST}\n" if _is_tested(comparison, headings) else ""
         body = style.to_latex(hrules=True, column_format=alignment)
-        parts += [f"% {comparison.title}\n", test, body]
+        remarks = [f"% {remark}\n" for remark in comparison.remarks]
+        parts += [f"% {comparison.title}\n", *remarks, test, body]
     text = "".join(parts).replace(r"A\_T", "$A_T$").replace(r"A\_t", "$A_t$").replace("±", r"$\pm$")
     return re.sub(r"& ([<-])(?=\d)", r"& $\1$", text)
 

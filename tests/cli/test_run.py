@@ -311,6 +311,8 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_tab
     assert old.epochs[0].loss != new.epochs[0].loss
     sources = [result.settings["strategy"]["source"] for result in (old, new)]
     assert sources[0] != sources[1]
+    covon(*command, "--strategies", "mine", "--seeds", "1")
+    assert "same seeds" in (tmp_path / "out/table.md").read_text(encoding="utf-8")
 
     # A recipe of the first runs, such as a report's, does not run with another file or without it.
     of_the_first = f'strategies.mine.source="{sources[0]}"'

@@ -216,7 +216,7 @@ def test_unequal_searches_and_values_at_an_end_are_remarked_upon():
 def test_runs_with_other_test_data_are_remarked_upon():
     three, four = (dict.fromkeys(names, 0.9) for names in ("abc", "abcd"))
     old = made_up("a", 0, [[0.9]], counts=[9], class_accuracy=three)
-    same = made_up("b", 1, [[0.8]], counts=[9], class_accuracy=three)
+    same = made_up("a", 3, [[0.8]], counts=[9], class_accuracy=three)
     before_names = made_up("a", 2, [[0.8]], counts=[9])
     assert remarks_of(before_names, old, same) == []
     for new in (

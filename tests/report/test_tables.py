@@ -129,6 +129,18 @@ def test_csv_keeps_runs_apart_that_may_not_be_compared():
     assert found[0].name != found[1].name
 
 
+def test_remarks_are_in_markdown_and_latex():
+    runs = [made_up("a", 0, [[0.9]]), made_up("b", 1, [[0.8]])]
+    runs = [run.model_copy(update={"stream": "valid"}) for run in runs]
+    texts = markdown([compared(*runs)], ["A_T"]), latex([compared(*runs)], ["A_T"])
+    for remark in (
+        "The learners were not all run with the same seeds: differences may be due to the seeds.",
+        "Accuracies are those on validation images, not on test images.",
+    ):
+        assert all(remark in text for text in texts)
+        assert f"% {remark}\n" in texts[1]
+
+
 def test_a_run_that_diverged_is_shown_and_sorted_last():
     nan = math.nan
     runs = [made_up("astray", 0, [[0.9, 0.1], [nan, nan]]), *made_up_comparison()[:3]]
