@@ -178,10 +178,11 @@ class Comparison:
         return found
 
     def _changed_data(self) -> list[str]:
-        """A sentence, if not all runs were tested on as many images of the same classes."""
-        by_data: dict[tuple[int, frozenset[str]], str] = {}
+        """A sentence, if not all runs were tested on as many images of the same classes in each
+        domain."""
+        by_data: dict[tuple[str, frozenset[str]], str] = {}
         for run in self.runs[self.runs["evaluated"] == "test"].to_dict("records"):
-            key = sum(run["counts"]), frozenset(run["class_accuracy"])
+            key = " + ".join(map(str, run["counts"])), frozenset(run["class_accuracy"])
             by_data.setdefault(key, f"{run['label']} with seed {run['seed']}")
         named = {images for images, names in by_data if names}
         for images, names in list(by_data):

@@ -227,6 +227,9 @@ def test_runs_with_other_test_data_are_remarked_upon():
         assert "9 images (a with seed 0, for example)" in found
         also = ", also of d" if "d" in new.class_accuracy else ""
         assert f"{sum(new.counts)} images{also} (a with seed 1" in found
+    moved = [made_up("a", i, [[0.9] * 2] * 2, counts=[10 + i, 20 - i]) for i in range(2)]
+    (found,) = remarks_of(*moved)
+    assert "on 10 + 20 images (a with seed 0, for example); 11 + 19 images (a" in found
 
 
 @pytest.mark.parametrize(
