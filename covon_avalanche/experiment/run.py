@@ -183,6 +183,10 @@ class Run:
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.folder.evaluated_on], **workers)
             curve = self.metrics.matrix.curve()
+            if math.isnan(mean_calibration(self.metrics.calibration[-1]).nll):
+                raise FloatingPointError(
+                    f"predictions after domain {len(curve)} are NaN: the training has diverged"
+                )
             self.folder.on_domain(len(curve), curve[-1] or 0.0)
             self._write_progress()
             checkpointer.end_experience()

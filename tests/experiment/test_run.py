@@ -7,7 +7,14 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from small_recipes import CLOSED_FORM, FEW, STRATEGIES, run_strategy, short_recipe
+from small_recipes import (
+    CLOSED_FORM,
+    FEW,
+    STRATEGIES,
+    run_strategy,
+    short_recipe,
+    small_recipe,
+)
 from toy_optimizers import DEVICES
 from toys import columns
 
@@ -162,6 +169,14 @@ def test_the_first_epoch_by_hand():
     loss = torch.nn.functional.cross_entropy(output, y)
     assert result.epochs[0].loss == pytest.approx(loss.item(), rel=1e-5)
     assert result.epochs[0].accuracy == pytest.approx((output.argmax(1) == y).double().mean())
+
+
+def test_a_last_step_that_diverges_is_no_result():
+    stream = FEW | {"n_experiences": 1}
+    own = {"finetune": dict(kind="finetune", lr=1e30)}
+    recipe = small_recipe(own, epochs=1, train_mb_size=200, stream=stream)
+    with pytest.raises(FloatingPointError, match="predictions after domain 1 are NaN"):
+        run_strategy(recipe, "finetune", 0)
 
 
 def test_a_device_that_this_machine_lacks_is_an_error_before_the_data_are_read(monkeypatch):
