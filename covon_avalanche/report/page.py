@@ -20,7 +20,7 @@ from covon_avalanche.experiment.result import Result
 from covon_avalanche.experiment.search import searches_in, trials_in
 from covon_avalanche.report import figures, tables
 from covon_avalanche.report.results import results_frame
-from covon_avalanche.report.summary import MIN_SEEDS, TEST, Comparison, comparisons
+from covon_avalanche.report.summary import MIN_SEEDS, NOTE, TEST, Comparison, comparisons
 from covon_avalanche.safe_text import csv_text
 
 
@@ -130,6 +130,7 @@ def _write(
         images=images,
         tables=tables,
         recipe=recipe,
+        note=NOTE,
         test=TEST,
         min_seeds=MIN_SEEDS,
     )

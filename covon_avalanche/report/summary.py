@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
@@ -21,6 +21,10 @@ from covon_avalanche.safe_text import printable
 
 _ADVICE = "(docs/how-to/choose-settings.md)"
 MIN_SEEDS = 3  # in common, which a paired test needs
+NOTE = (
+    "Mean ± standard deviation over seeds. In bold: the best continual learner, among those with "
+    f"at least {MIN_SEEDS} seeds if there are any."
+)
 TEST = (
     "A_T minus that of the best strategy, over the seeds that both have: mean ± 95 % confidence "
     "interval (Student's t, without a correction); p: two-sided paired t-test, with Holm's (1979) "
@@ -33,9 +37,10 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
 
     Columns ``average_accuracy_mean``, ``average_accuracy_std`` and so on (n - 1; NaN for a single
     run, or if any run lacks the measure), the largest ``memory_ratio`` and ``peak_memory``, the
-    number of ``seeds``, ``best`` (the highest A_T without offline training), and of the others the
-    paired ``difference`` in A_T from it, with ``difference_ci95``, half the width of its 95 %
-    confidence interval, and ``p_value``.
+    number of ``seeds``, ``best`` (the highest A_T without offline training, and without strategies
+    with fewer seeds than a test needs, if others have as many), and of the others the paired
+    ``difference`` in A_T from it, with ``difference_ci95``, half the width of its 95 % confidence
+    interval, and ``p_value``.
 
     :param runs: of one comparison, see :func:`~covon_avalanche.load_results`.
     """
@@ -48,19 +53,21 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
             summary[f"{name}_std"] = groups[name].agg(lambda values: values.std(skipna=False))
     summary = summary.join(groups[["memory_ratio", "peak_memory"]].max())
     summary = summary.sort_values("average_accuracy_mean", ascending=False, kind="stable")
-    learners = summary.index[~summary["offline"] & summary["average_accuracy_mean"].notna()]
-    summary.insert(7, "best", summary.index == (learners[0] if len(learners) else None))
+    learners = summary.loc[~summary["offline"] & summary["average_accuracy_mean"].notna()]
+    often = learners.index[learners["seeds"] >= MIN_SEEDS]
+    best = next(iter([*often, *learners.index]), None)
+    summary.insert(7, "best", summary.index == best)
     scores = runs.pivot(index="seed", columns=by, values="average_accuracy")
-    return summary.join(_differences(scores, list(learners)))
+    return summary.join(_differences(scores[learners.index], best))
 
 
-def _differences(scores: pd.DataFrame, learners: Sequence[str]) -> pd.DataFrame:
-    """Differences of each learner (a column) from the first over common seeds (rows), half of their
+def _differences(scores: pd.DataFrame, best: str | None) -> pd.DataFrame:
+    """Differences of each learner (a column) from the best over common seeds (rows), half of their
     95 % confidence intervals, and p-values adjusted by Holm's step-down method; without those with
     fewer than three pairs or equal differences."""
     found = {}
-    for name in learners[1:]:
-        first, second = scores[[learners[0], name]].dropna().to_numpy().T
+    for name in scores.columns.drop(best, errors="ignore"):
+        first, second = scores[[best, name]].dropna().to_numpy().T
         if len(first) >= MIN_SEEDS and np.ptp(first - second) > 1e-12:
             from scipy.stats import ttest_rel
 
@@ -131,6 +138,13 @@ class Comparison:
         by_label = self.runs.groupby("label", sort=False)
         first = by_label.first()
         found = self._changed_data()
+        used = (str(run.get("covon_avalanche", "unknown")) for run in self.runs["versions"])
+        versions = sorted({*map(printable, used)})
+        if len(versions) > 1:
+            found.append(
+                f"Runs are of versions {' and '.join(versions)} of covon_avalanche, whose results "
+                "may differ."
+            )
         if not self.same_seeds:
             found.append(
                 "The learners were not all run with the same seeds: differences may be due to the "

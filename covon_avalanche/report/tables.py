@@ -11,7 +11,7 @@ import pandas as pd
 
 from covon_avalanche.did_you_mean import did_you_mean
 from covon_avalanche.experiment.registry.base import flat
-from covon_avalanche.report.summary import TEST, Comparison
+from covon_avalanche.report.summary import NOTE, TEST, Comparison
 from covon_avalanche.safe_text import csv_text
 
 MISSING = "\N{EN DASH}"
@@ -150,15 +150,14 @@ def markdown(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
         if len(found) > 1:
             parts.append(f"## {_markdown(comparison.title)}\n")
         parts.append(markdown_table(comparison, headings))
-        parts += [f"{_markdown(remark)}\n" for remark in comparison.remarks]
-        if _is_tested(comparison, headings):
-            parts.append(f"difference: {TEST}.\n")
+        parts += [f"{_markdown(note)}\n" for note in _notes(comparison, headings)]
     return "\n".join(parts)
 
 
-def _is_tested(comparison: Comparison, headings: Sequence[str]) -> bool:
-    """Whether the table shows the differences or their p-values."""
-    return any(m.column in ("difference", "p_value") for m in metrics_of(comparison, headings))
+def _notes(comparison: Comparison, headings: Sequence[str]) -> list[str]:
+    """Sentences below a table."""
+    tested = any(m.column in ("difference", "p_value") for m in metrics_of(comparison, headings))
+    return [NOTE, *comparison.remarks, *([f"difference: {TEST}."] if tested else [])]
 
 
 def latex(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
@@ -170,10 +169,9 @@ def latex(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
         style = style.format_index(axis=1, escape="latex")
         style = style.map(lambda _: "textbf:--rwrap", subset=_best_cells(comparison, table))
         alignment = "l" + "r" * (len(table.columns) - 1)
-        test = f"% difference: {TEST}\n" if _is_tested(comparison, headings) else ""
+        notes = [f"% {note}\n" for note in _notes(comparison, headings)]
         body = style.to_latex(hrules=True, column_format=alignment)
-        remarks = [f"% {remark}\n" for remark in comparison.remarks]
-        parts += [f"% {comparison.title}\n", *remarks, test, body]
+        parts += [f"% {comparison.title}\n", *notes, body]
     text = "".join(parts).replace(r"A\_T", "$A_T$").replace(r"A\_t", "$A_t$").replace("±", r"$\pm$")
     return re.sub(r"& ([<-])(?=\d)", r"& $\1$", text)
 

@@ -64,8 +64,8 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert f"{result} is not a result" in caplog.text
     planned = covon(*arguments, "--dry-run", status=2)
     assert planned.stderr.count(f"{result} is not a result") == 1
-    rows = (out / "table.md").read_text(encoding="utf-8").splitlines()[2:]
-    assert [row.split()[1] for row in rows] == ["**finetune**"]
+    table, *_ = (out / "table.md").read_text(encoding="utf-8").split("\n\n")
+    assert [row.split()[1] for row in table.splitlines()[2:]] == ["**finetune**"]
     result.write_text(whole, encoding="utf-8")
     os.utime(result, ns=(written[result],) * 2)
 
@@ -78,7 +78,8 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     names = ["--set", "name=mine", "--set", "title=A [/b] of [pilot]"]
     done = covon(*arguments, *names)
     assert "A [/b] of [pilot]: 2 runs" in done.stdout
-    assert len((out / "table.md").read_text(encoding="utf-8").splitlines()) == 4
+    table, *_ = (out / "table.md").read_text(encoding="utf-8").split("\n\n")
+    assert len(table.splitlines()) == 4
     results = [Result.load(path) for path in out.rglob("result.json")]
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
 

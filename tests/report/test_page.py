@@ -146,9 +146,10 @@ class TestPage:
             assert re.fullmatch(r"[\w%.~-]+\.(pdf|png|svg)", path.name)
             if path.suffix == ".svg":
                 ElementTree.parse(path)
-        table = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
+        text = (tmp_path / "table.md").read_text(encoding="utf-8")
+        table = text.split("\n\n")[0].splitlines()
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
-        assert "<" not in "".join(table)
+        assert "<" not in text
         assert set(pd.read_csv(tmp_path / "table.csv")["strategy"]) == {NASTY, "hidden"}
 
     @pytest.mark.usefixtures("undrawn")

@@ -105,6 +105,11 @@ class TestSignificance:
         assert p_values(best=(0.9, 0.8), few=(0.7, 0.75)) == {}
         assert p_values(best=self.best, shifted=(0.8, 0.7, 0.75), same=self.best) == {}
 
+    def test_a_lucky_seed_is_not_what_others_are_compared_with(self):
+        others = {"near": (0.7, 0.75, 0.7), "best": self.best}
+        assert p_values(lucky=(0.99,), **others) == p_values(**others) != {}
+        assert compared(made_up("few", 0, [[0.9]]), made_up("less", 0, [[0.8]])).best == "few"
+
     def test_only_common_seeds_are_paired(self):
         best = {s: 0.9 + s / 100 for s in range(5)}
         other = {s: 0.8 + (s % 3) / 50 for s in range(2, 9)}
@@ -230,6 +235,13 @@ def test_runs_with_other_test_data_are_remarked_upon():
     moved = [made_up("a", i, [[0.9] * 2] * 2, counts=[10 + i, 20 - i]) for i in range(2)]
     (found,) = remarks_of(*moved)
     assert "on 10 + 20 images (a with seed 0, for example); 11 + 19 images (a" in found
+
+
+def test_runs_of_several_versions_are_remarked_upon():
+    runs = [made_up("a", s, [[0.9]], versions={"covon_avalanche": f"1.{s}"}) for s in range(2)]
+    assert remarks_of(runs[0]) == []
+    (remark,) = remarks_of(*runs)
+    assert remark.startswith("Runs are of versions 1.0 and 1.1 of covon_avalanche")
 
 
 @pytest.mark.parametrize(
