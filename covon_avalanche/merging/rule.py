@@ -201,9 +201,9 @@ def merge_into(
         means: dict[Tensor, Tensor] = {named[n]: m for n, m in merged.items()}
         if isinstance(optimizer, CoVON):
             optimizer.consolidate(means=means)
-        else:
-            for p, mean in means.items():
-                p.copy_(mean)
+            means = {p: mean for p, mean in means.items() if p not in stepped}  # not used by it
+        for p, mean in means.items():
+            p.copy_(mean)
         torch.clear_autocast_cache()
         if batch_norm_batches is not None:
             update_batch_norm(model, batch_norm_batches())

@@ -132,6 +132,18 @@ def test_magmax_takes_the_later_of_two_changes_of_equal_magnitude():
     assert model.weight.item() == -2.0
 
 
+def test_a_head_that_a_later_task_does_not_train_keeps_its_merged_weights_with_covon(batch):
+    """The later task starts from the unmerged weights, which are merged again without a step."""
+    heads, rule = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]), MagMax()
+    optimizer, merged = make_covon(heads.named_parameters()), []
+    for head in heads:
+        rule.begin_task(heads)
+        train_step(optimizer, head, batch)
+        merge_into(heads, optimizer, rule)
+        merged.append(heads[0].weight.detach().clone())
+    assert torch.equal(*merged)
+
+
 def test_new_outputs_start_at_their_initial_weights():
     """A classifier with two classes, then three; a frozen parameter is left alone."""
     rule = MagMax(0.5)
