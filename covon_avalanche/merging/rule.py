@@ -161,6 +161,10 @@ def merge_into(
         Ctrl-C, weights, statistics, posterior and the rule's memory are those before the merge.
     """
     check_optimizer(optimizer)
+    for name, start in (("batches", batches), ("batch_norm_batches", batch_norm_batches)):
+        if start is not None and not callable(start):
+            kind = type(start).__name__
+            raise ValueError(f"{name} must start a pass, such as lambda: loader, got a {kind}")
     if isinstance(rule, str):
         if not isinstance(optimizer, CoVON):
             kind = type(optimizer).__name__

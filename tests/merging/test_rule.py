@@ -259,6 +259,9 @@ def test_optimizers_and_missing_arguments_are_named(linear):
     ):
         with pytest.raises(ValueError, match=message):
             merge_into(linear, optimizer, rule, before=given)
+    for name in ("batches", "batch_norm_batches"):
+        with pytest.raises(ValueError, match=f"{name} must .* lambda: loader, got a list"):
+            merge_into(linear, adamw, RegMean(), before=before, **{name: [(before, before)]})
     assert same(weights(linear), before)
 
 
