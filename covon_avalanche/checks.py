@@ -33,11 +33,14 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
-def check_logits(user: str, output: Tensor) -> None:
+def check_logits(user: str, output: Any) -> None:
     """Raise a ``ValueError`` unless the outputs are logits of several classes.
 
     :param user: what needs them, for the message.
     """
+    if not isinstance(output, Tensor):
+        kind = type(output).__name__
+        raise ValueError(f"{user} needs a model that returns a tensor of logits, got a {kind}")
     if output.dim() != 2 or output.shape[1] < 2:
         binary = " (a binary classifier must have two outputs)" if output.shape[1:] == (1,) else ""
         raise ValueError(

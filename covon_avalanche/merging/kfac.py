@@ -162,8 +162,9 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
             hooks.enter_context(layer.register_forward_hook(keep, prepend=True))
         for x, _, *more in batches:
             edges.clear()
-            output = model(x, *more).float()
+            output = model(x, *more)
             check_logits("KFACMerge", output)
+            output = output.float()
             chances = output.detach().softmax(1).cpu()
             labels = chances.multinomial(1, generator=generator)[:, 0].to(output.device)
             loss = F.cross_entropy(output, labels, reduction="sum")

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from toy_merging import Net, accuracies, images, merged_by, task_of
+from toy_merging import Net, accuracies, end_task, images, merged_by, task_of
 from toy_optimizers import weights
 
-from covon_avalanche.merging import KFACMerge, RegMean
+from covon_avalanche.merging import FisherMerge, KFACMerge, RegMean
 from covon_avalanche.merging.kfac import merged_change, output_gradient_moments
 from covon_avalanche.merging.second_moments import input_second_moments
 
@@ -123,6 +123,15 @@ def test_gradients_of_layers_in_odd_places():
     inner = (g @ model.head.weight).detach() * (1 - hidden.detach() ** 2)
     wanted = {"inner": (inner.T @ inner)[None], "head": (g.T @ g)[None]}
     torch.testing.assert_close({n: found[n] for n in sorted(found)}, dict(sorted(wanted.items())))
+
+
+@pytest.mark.parametrize("rule", [KFACMerge(), FisherMerge()])
+def test_a_model_that_returns_no_tensor_is_refused(rule):
+    """As those of transformers, which return an object with the logits."""
+    model = nn.Linear(4, 3)
+    model.register_forward_hook(lambda *given: {"logits": given[-1]})
+    with pytest.raises(ValueError, match="needs a model that returns a tensor of logits, got a di"):
+        end_task(model, rule, {}, lambda: [(torch.ones(6, 4), torch.zeros(6))])
 
 
 def test_a_single_output_is_refused():
