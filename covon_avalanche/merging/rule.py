@@ -117,6 +117,12 @@ class MergeRule(ABC):
         object that :meth:`merge` was given."""
 
 
+def check_rule(rule: object) -> None:
+    """Raise a ``ValueError`` unless it is a merge rule, neither a name nor a class."""
+    if not isinstance(rule, MergeRule):
+        raise ValueError(f"a merge rule is an object such as RegMean(), got {rule!r}")
+
+
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raise a ``ValueError`` if merge rules do not work with this optimizer."""
     if isinstance(optimizer, PosteriorOptimizer) and not isinstance(optimizer, CoVON):
@@ -175,6 +181,7 @@ def merge_into(
             if batch_norm_batches is not None:
                 update_batch_norm(model, batch_norm_batches())
         return
+    check_rule(rule)
     if isinstance(optimizer, CoVON):
         stepped = {p for p, state in optimizer.state.items() if "hess" in state}  # in this task
         own = [(name, p) for name, p in model.named_parameters() if p in stepped]

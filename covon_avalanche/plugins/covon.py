@@ -54,7 +54,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """
         super().__init__(eval_samples=eval_samples, eval_temperature=eval_temperature)
         if not isinstance(merge, MergeRule):
-            check_choice("merge", merge, get_args(SlowStep))
+            check_choice("merge, unless a rule such as RegMean(),", merge, get_args(SlowStep))
         self.merge = merge
         """How to merge, and what is remembered of earlier tasks."""
         self.consolidate_every = consolidate_every

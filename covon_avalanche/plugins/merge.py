@@ -8,7 +8,7 @@ from typing import Any
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
-from covon_avalanche.merging.rule import MergeRule, check_optimizer, merge_into
+from covon_avalanche.merging.rule import MergeRule, check_optimizer, check_rule, merge_into
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.plugins.posterior import PosteriorPlugin, check_order
@@ -43,6 +43,7 @@ class MergePlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[
             object for each strategy.
         """
         super().__init__()
+        check_rule(rule)
         self.rule = rule
         self._before: dict[str, Tensor] = {}  # weights before the task
 

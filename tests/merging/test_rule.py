@@ -251,6 +251,7 @@ def test_optimizers_and_missing_arguments_are_named(linear):
         (adamw, "eq8", before, "the slow step 'eq8' needs a CoVON optimizer, got AdamW"),
         (vcl, "eq8", before, "BayesByBackprop uses each posterior as the next"),
         (vcl, Average(), before, "BayesByBackprop uses each posterior as the next"),
+        (adamw, Average, before, "a merge rule is an object such as RegMean.., got <class"),
         (adamw, Average(), None, "Average needs the weights before the task: pass before"),
         (adamw, RegMean(), before, "needs the task's data: pass batches"),
         (adamw, Average(), dict(linear.named_parameters()), r"before\['weight'\] is the parameter"),

@@ -209,6 +209,8 @@ def test_models_and_optimizers_that_do_not_fit_are_refused_before_training(
         (CoVONPlugin, {"consolidate_every": 0}, "consolidate_every must be an integer"),
         (CoVONPlugin, {"merge": RegMean(), "consolidate_every": 5}, "RegMean merges whole tasks"),
         (CoVONPlugin, {"merge": MagMax(), "consolidate_every": 5}, "MagMax merges whole tasks"),
+        (CoVONPlugin, {"merge": "ema"}, "unless a rule such as RegMean.., must .* got 'ema'"),
+        (MergePlugin, {"rule": "ema"}, r"a merge rule is an object such as RegMean\(\), got 'ema'"),
         (CoVONPlugin, {"eval_samples": -1}, "eval_samples must be an integer >= 0, got -1"),
         (SchedulePlugin, {"experiences": {0: {"lr": 1.0}}}, "must be a list .* got {0: {'lr': 1"),
         (DERPlugin, {"mem_size": 0}, "mem_size must be an integer >= 1, got 0"),
