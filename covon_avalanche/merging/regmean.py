@@ -43,7 +43,7 @@ class RegMean(MergeRule):
     new. The parameters of other modules, such as LayerNorm's and position embeddings, and weights
     that are used without calling their layer, such as those of attention in torchvision's Swin, or
     by a layer of a subclass that computes another function, such as a cosine classifier, are
-    averaged, as published, over the tasks in which they are there and not frozen
+    averaged, as published, over the tasks that have changed them (all, where a task changes none)
     (:func:`~covon_avalanche.merging.layers.merged_layers` lists the layers; with CoVON all others
     are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision is that of
     Eq. 8.
@@ -64,7 +64,7 @@ class RegMean(MergeRule):
         self.outputs: dict[str, int] = {}
         """Number of outputs that the layer had in the last task; later ones have no past."""
         self.tasks: dict[str, int] = {}
-        """Number of tasks merged in which a parameter was not frozen, by its name."""
+        """Number of tasks merged that have changed a parameter, by its name."""
 
     def merge(self, task: Task) -> dict[str, Tensor]:
         """See :class:`MergeRule`.
@@ -91,7 +91,9 @@ class RegMean(MergeRule):
 
     def observe(self, task: Task) -> None:
         """Add the moments of the task's data, at the merged weights."""
-        self.tasks = {**self.tasks, **{n: self.tasks.get(n, 0) + 1 for n in task.trained()}}
+        trained = task.trained()
+        changed = [n for n, p in trained.items() if (p != task.before[n]).any()] or [*trained]
+        self.tasks = {**self.tasks, **{n: self.tasks.get(n, 0) + (n in changed) for n in trained}}
         layers = merged_layers(task.model)
         new = self._measure(task)
         added = {n: a + self.moments[n] if n in self.moments else a for n, a in new.items()}

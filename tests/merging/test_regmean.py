@@ -237,6 +237,17 @@ def test_a_weight_that_is_used_without_its_layer_is_averaged():
     torch.testing.assert_close(merged["qkv.weight"], mean)
 
 
+def test_a_head_that_only_later_tasks_train_is_not_averaged_with_its_initial_weights():
+    model, rule = nn.ModuleList([nn.LayerNorm(3), nn.LayerNorm(3)]), RegMean()
+    first, second, third = ({f"{i}.weight": torch.randn(3)} for i in (0, 1, 1))
+    expected = first, second, {"1.weight": (second["1.weight"] + third["1.weight"]) / 2}
+    for left, merged in zip((first, second, third), expected, strict=True):
+        ((name, mean),) = merged.items()
+        model.forward = model[int(name[0])].forward
+        end_task(model, rule, left, lambda: [(torch.randn(5, 3), None)])
+        torch.testing.assert_close(model.get_parameter(name).detach(), mean)
+
+
 def test_a_frozen_bias_is_no_free_direction(almost_no_ridge):
     """With the same bias before and after, the weights minimise the change of the outputs."""
     torch.manual_seed(0)
