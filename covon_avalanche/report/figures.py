@@ -36,10 +36,13 @@ _MAX_NUMBERED = 10  # columns of a heat map with numbers
 
 def rendered(figure: Figure, form: str) -> bytes:
     """The bytes of a file of one of the ``FORMS``; the same figure gives the same bytes."""
+    if figure.get_layout_engine() is not None:  # once, not for each form
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
     file = io.BytesIO()
     undated = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
     metadata = undated.get(form)
-    figure.savefig(file, format=form, dpi=160, facecolor="white", metadata=metadata)
+    figure.savefig(file, format=form, facecolor="white", metadata=metadata)
     return file.getvalue()
 
 
@@ -224,7 +227,7 @@ def _new_figure(height: float, width: float = 4.2, columns: int = 1) -> tuple[Fi
     """A figure and its axes; sizes in inches, without the legend."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     return figure, figure.subplots(1, columns, sharey=True)
 
 
