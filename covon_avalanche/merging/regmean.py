@@ -43,10 +43,10 @@ class RegMean(MergeRule):
     new. The parameters of other modules, such as LayerNorm's and position embeddings, and weights
     that are used without calling their layer, such as those of attention in torchvision's Swin, or
     by a layer of a subclass that computes another function, such as a cosine classifier, are
-    averaged, as published, over the tasks that have changed them (all, where a task changes none)
-    (:func:`~covon_avalanche.merging.layers.merged_layers` lists the layers; with CoVON all others
-    are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the precision is that of
-    Eq. 8.
+    averaged, as published, over the tasks that have changed them; a task that changes nothing
+    counts for all (:func:`~covon_avalanche.merging.layers.merged_layers` lists the layers; with
+    CoVON all others are merged by Eq. 8). With CoVON ``A ⊗ I`` is used for the mean alone: the
+    precision is that of Eq. 8.
     """
 
     needs_data = True
@@ -92,7 +92,7 @@ class RegMean(MergeRule):
     def observe(self, task: Task) -> None:
         """Add the moments of the task's data, at the merged weights."""
         trained = task.trained()
-        changed = [n for n, p in trained.items() if (p != task.before[n]).any()] or [*trained]
+        changed = {n for n, p in trained.items() if (p != task.before[n]).any()} or {*trained}
         self.tasks = {**self.tasks, **{n: self.tasks.get(n, 0) + (n in changed) for n in trained}}
         layers = merged_layers(task.model)
         new = self._measure(task)
