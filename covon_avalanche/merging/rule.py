@@ -155,8 +155,9 @@ def merge_into(
 
     :param rule: a rule of :mod:`covon_avalanche.merging` or, with CoVON, what ``consolidate()``
         takes, such as ``"eq8"``.
-    :param before: copies of the weights before the task, by parameter name. CoVON needs none: the
-        mean of its prior is used or, for parameters that had no step, their present weights.
+    :param before: copies of the weights before the task, by parameter name. For CoVON's parameters
+        the mean of its prior is used instead; without ``before``, parameters that it did not step
+        count as unchanged.
     :param batches: starts a pass over the task's data, for rules with ``needs_data``:
         ``(input, target, *more)``, for ``model(input, *more)``.
     :param batch_norm_batches: starts a pass over shuffled data, to re-estimate the running
@@ -182,14 +183,14 @@ def merge_into(
                 update_batch_norm(model, batch_norm_batches())
         return
     check_rule(rule)
+    if before:
+        _check_before(model, before)
     if isinstance(optimizer, CoVON):
         stepped = {p for p, state in optimizer.state.items() if "hess" in state}  # in this task
         own = [(name, p) for name, p in model.named_parameters() if p in stepped]
-        before = optimizer.prior(own).mean if rule.needs_before else {}
+        before = {**(before or {}), **optimizer.prior(own).mean} if rule.needs_before else {}
     elif before is None and rule.needs_before:
         raise ValueError(f"{type(rule).__name__} needs the weights before the task: pass before")
-    elif before:
-        _check_before(model, before)
     has_prior = isinstance(optimizer, CoVON)
     mean_of = optimizer.mean_of if isinstance(optimizer, CoVON) else Tensor.detach
     task = Task(model, before or {}, batches, has_prior=has_prior, mean_of=mean_of)

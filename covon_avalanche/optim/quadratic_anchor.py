@@ -76,7 +76,11 @@ def adam_second_moments(
     named_parameters: Iterable[tuple[str, Tensor]], optimizer: Optimizer
 ) -> dict[str, Tensor]:
     """Adam's bias-corrected average of squared gradients by parameter name: Ada-Reg's importance
-    (Algorithm 2). Parameters without a step are left out."""
+    (Algorithm 2). Parameters without a step are left out.
+
+    :raises ValueError: if the optimizer does not average squared gradients as Adam does.
+    """
+    check_adam_family(optimizer, "Ada-Reg")
     names = {p: name for name, p in named_parameters}
     found = {}
     for group in optimizer.param_groups:

@@ -276,6 +276,19 @@ def test_covon_may_own_only_a_part_of_the_model(batch):
     assert torch.equal(model[1].weight, optimizer.prior().mean["weight"])
 
 
+def test_what_another_optimizer_trains_is_merged_with_the_weights_before(batch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    covon = make_covon(model[0].named_parameters(), prior_mean="init")
+    head = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    before = weights(model)
+    train_step(covon, model, batch)
+    head.step()
+    left = weights(model)
+    merge_into(model, covon, EMA(0.25), before=before)
+    for name, weight in weights(model).items():
+        torch.testing.assert_close(weight, before[name].lerp(left[name], 0.25), msg=name)
+
+
 def test_weights_before_the_task_have_the_models_shapes_and_new_entries_its_values():
     model = nn.Linear(2, 3)
     task = Task(model, {"weight": torch.zeros(2, 2)})

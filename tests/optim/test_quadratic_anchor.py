@@ -128,3 +128,5 @@ def test_the_second_moments_of_adam_are_unbiased():
         optimizer.step()
     found = adam_second_moments(model.named_parameters(), optimizer)
     assert found["weight"].item() == pytest.approx(9.0)
+    with pytest.raises(ValueError, match=r"Ada-Reg needs an optimizer of the Adam .*, got SGD"):
+        adam_second_moments(model.named_parameters(), torch.optim.SGD(model.parameters()))
