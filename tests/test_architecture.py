@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -35,6 +36,7 @@ LAYERS = """
 FORBIDDEN = {"ivon"}  # GPL
 
 
+@cache
 def syntax_tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
