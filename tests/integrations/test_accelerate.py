@@ -55,6 +55,26 @@ def test_accumulation_clipping_schedule_and_autocast_equal_a_plain_loop(make, pr
     assert same(found.precision, expected.precision)
 
 
+def test_attaching_the_prepared_model_fits_a_loop_with_accumulate(linear):
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net = copy.deepcopy(linear)
+    optimizer = make_covon(net.named_parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    model, wrapped, schedule = accelerator.prepare(net, optimizer, scheduler)
+    optimizer.attach(model)
+    for batch in BATCHES:
+        with accelerator.accumulate(model):
+            accelerator.backward(nll(model, batch)())
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.05)
+            wrapped.step()
+            schedule.step()
+            wrapped.zero_grad()
+    expected = train_plainly(linear, make_covon)
+    assert same(optimizer.posterior().mean, expected.mean)
+    assert same(optimizer.posterior().precision, expected.precision)
+
+
 def test_a_compiled_model_equals_a_plain_one(linear):
     plugin = accelerate.utils.TorchDynamoPlugin(backend="eager")
     accelerator = accelerate.Accelerator(cpu=True, dynamo_plugin=plugin)
