@@ -65,11 +65,12 @@ def test_the_first_noise_and_the_prior_are_relative_to_each_tensor(preset):
         assert prior.mean[f"0.{i}"].equal(centre)
 
 
-def test_zeros_count_as_a_hundredth():
-    p = nn.Parameter(torch.zeros(20_000))
+@pytest.mark.parametrize("size", [0.0, 1e-6, 9e-4])
+def test_sizes_below_a_thousandth_count_as_a_hundredth(size):
+    p = nn.Parameter(torch.full((20_000,), size))
     optimizer = make([p], noise=0.1, prior_width=0.5)
     with optimizer.sampled_params():
-        assert rms(p) == pytest.approx(1e-3, rel=0.02)
+        assert rms(p - size) == pytest.approx(1e-3, rel=0.02)
 
 
 def test_a_given_prior_is_kept_and_the_posterior_is_narrower():
