@@ -17,7 +17,6 @@ from covon_avalanche.merging.moment_sums import (
     add_patches,
     add_rows,
     exact_products,
-    in_order_of_weight,
     is_pointwise,
 )
 from covon_avalanche.merging.rule import Batch
@@ -122,6 +121,4 @@ def _attention_inputs(
 def _finished(total: Tensor, layer: nn.Module) -> Tensor:
     """Symmetric, in the order of the layer's weight and bias."""
     total.triu_().add_(total.triu(1).mT)
-    if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
-        total = in_order_of_weight(total, layer)
     return total if len(own_parameters(layer)) == 2 else total[:, :-1, :-1].clone()
