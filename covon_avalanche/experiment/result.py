@@ -17,7 +17,6 @@ from covon_avalanche.evaluation.accuracy_matrix import AccuracyMatrix
 from covon_avalanche.safe_text import Printable
 
 SCHEMA = 2
-_REMOVED = ("reliability", "flops_per_image")  # keys in results of earlier versions
 EvaluatedOn = Literal["test", "valid"]
 
 
@@ -177,9 +176,8 @@ class Result(BaseModel):
             )
         if checksum not in (None, _checksum(text)):
             raise ResultError(f"{name} was changed after it was stored: its checksum differs")
-        known = {key: value for key, value in data.items() if key not in _REMOVED}
         try:
-            result = cls.model_validate_json(json.dumps(known), strict=True)
+            result = cls.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             raise ResultError(f"{name} is not a result: {first_error(error)}") from error
         result.checked = checksum is not None
