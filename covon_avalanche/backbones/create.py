@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors.torch import load_file
@@ -96,7 +97,12 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of safetensors, torch, zipfile or pickle
+    except UnpicklingError as error:  # torch advises to run the code in the file
+        raise ValueError(
+            f"{path} holds no weights that can be loaded safely: it is no file of torch.save, or "
+            "holds other objects than tensors, such as a whole model: save its state_dict()"
+        ) from error
+    except Exception as error:  # of safetensors, torch or zipfile
         raise ValueError(f"{path} holds no weights that can be loaded safely: {error}") from error
     for key in ("state_dict", "model"):  # as saved by training scripts
         if isinstance(content, dict) and isinstance(content.get(key), dict):

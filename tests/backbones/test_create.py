@@ -69,6 +69,9 @@ def test_other_files_are_refused_and_nothing_in_them_is_run(tmp_path):
         with pytest.raises(ValueError, match=f"{name} holds no weights that can be loaded safely"):
             create_backbone("squeezenet", 7, weights=tmp_path / name)
     assert not (tmp_path / "harm").exists()
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.pt")
+    with pytest.raises(ValueError, match=r"other objects .*: save its state_dict\(\)$"):
+        create_backbone("squeezenet", 7, weights=tmp_path / "whole.pt")
     for content in ([1, 2], None, {"w": "text"}, {0: torch.ones(2)}):
         torch.save(content, tmp_path / "other.pth")
         with pytest.raises(ValueError, match="must hold tensors by name, and nothing else"):
