@@ -167,6 +167,8 @@ def subfolders(folders: Sequence[Path]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for folder in folders:
         if not folder.is_dir():
+            if folder.is_file():
+                raise ValueError(f"{folder} is neither a folder nor a .csv or .tsv table")
             raise ValueError(f"there is no folder {folder}")
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not hidden(path.name):

@@ -249,6 +249,9 @@ def test_errors_name_the_value_and_the_rule(tmp_path):
             DomainFolders(root, **options)
     with pytest.raises(ValueError, match="there is no folder"):
         DomainFolders(tmp_path / "nowhere")
+    (tmp_path / "images.xlsx").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"images.xlsx is neither a folder nor a .csv"):
+        DomainFolders(tmp_path / "images.xlsx")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="there are no domains in"):
         DomainFolders(tmp_path / "empty")
