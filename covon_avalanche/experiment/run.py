@@ -80,10 +80,11 @@ def checked_benchmark(
     if isinstance(recipe.stream, FolderStream):  # a table may have domains for one of both only
         both = benchmark.train_stream, benchmark.streams[stream]
         trained, tested = ([e.domain for e in experiences] for experiences in both)
-        if trained != tested:
+        if one_sided := sorted({*trained} ^ {*tested}):
+            lacks = "test" if one_sided[0] in trained else "train"
             raise ValueError(
-                f"a recipe needs the same domains to train and to test, got {', '.join(trained)} "
-                f"and {', '.join(tested)}: choose some with stream.domains"
+                f"a recipe needs images of each domain to train and to test, but {one_sided[0]!r} "
+                f"has none to {lacks}: choose others with stream.domains"
             )
     for experience in benchmark.train_stream:
         images = len(experience.dataset)

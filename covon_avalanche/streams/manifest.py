@@ -70,15 +70,19 @@ def read_manifest(
         )
     except (OSError, ValueError) as error:  # pandas and decoders raise ValueErrors
         raise ValueError(f"{file} is not a table in UTF-8: {error}") from error
-    also = {k: v for k, v in _ALSO.items() if k in table and v not in table}
+    bare = {c: str(c).strip().lower() for c in table}  # spreadsheets have " File "
+    called = {c: _ALSO.get(name, name) for c, name in bare.items()}
+    also = {c: name for c, name in called.items() if name in COLUMNS and name not in table}
     table = table.rename(columns=also)
     missing = [c for c in columns if c not in table]
     if missing:
         raise ValueError(f"{file} lacks the columns {missing}, found {[*table.columns[:6]]}")
     if not isinstance(table.index, pd.RangeIndex):  # pandas took a column for the index
         raise ValueError(f"{file} has rows with more than {len(table.columns)} values")
+    table = table.dropna(how="all")  # as at the end of a spreadsheet
     known = [c for c in COLUMNS if c in table]
     check_cells(file, table[known].rename(columns={v: k for k, v in also.items()}))
+    table = table.reset_index(drop=True)
     table[known] = table[known].replace(ESCAPE, "", regex=True)  # as ``covon data list`` writes
     names = table.columns.intersection(["domain", "label"])
     table[names] = table[names].map(name_of)

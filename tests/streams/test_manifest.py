@@ -31,6 +31,16 @@ def test_tables_without_classes(tmp_path, comments):
     assert table["file"].tolist() == ["#1/a.png"]
 
 
+def test_headings_and_empty_rows_of_spreadsheets(tmp_path):
+    text = " File ,DOMAIN,Class,Split,Serial\n,,,,\na.png,day,cat,Test,7\n,,,,\n"
+    (tmp_path / "a.csv").write_text(text)
+    row = {"file": "a.png", "domain": "day", "label": "cat", "split": "test", "Serial": "7"}
+    assert read_manifest(tmp_path / "a.csv")[1].to_dict("records") == [row]
+    (tmp_path / "a.csv").write_text(f"{text},day,cat,test,8\n")
+    with pytest.raises(ValueError, match="row 4 after the header has no ' File '"):
+        read_manifest(tmp_path / "a.csv")
+
+
 def test_names_like_formulas_are_read_as_they_were(tmp_path):
     rows = [("-1/a.png", "=day", "+1", "train"), ("'b.png", "'day", "-1", "test")]
     wanted = pd.DataFrame(rows, columns=COLUMNS.strip().split(","))
