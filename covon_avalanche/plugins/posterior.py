@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
+from avalanche.training import plugins as avalanches
 from avalanche.training.plugins import EarlyStoppingPlugin, SupervisedPlugin
 from avalanche.training.templates.update_type import SGDUpdate
 from torch import Tensor
@@ -18,6 +19,15 @@ from torch.nn import CrossEntropyLoss
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.optim import BayesByBackprop, PosteriorOptimizer
 from covon_avalanche.plugins.task_loader import check_whole_task
+
+_READERS = (
+    *(avalanches.BiCPlugin, avalanches.CWRStarPlugin, avalanches.EWCPlugin, avalanches.LFLPlugin),
+    *(avalanches.FeatureDistillationPlugin, avalanches.LwFPlugin, avalanches.MASPlugin),
+    *(avalanches.CurrentDataFeCAMUpdate, avalanches.MemoryFeCAMUpdate, avalanches.RWalkPlugin),
+    *(avalanches.CurrentDataNCMUpdate, avalanches.MemoryNCMUpdate),
+    avalanches.SynapticIntelligencePlugin,
+)
+"""Avalanche's plugins that use the weights at the end of a task."""
 
 
 class PosteriorPlugin(SupervisedPlugin):
@@ -209,9 +219,9 @@ class PosteriorPlugin(SupervisedPlugin):
 
 
 def reads_merged_weights(plugin: SupervisedPlugin) -> bool:
-    """Whether a plugin uses the weights at the end of a task, such as EWC for its anchor: then its
-    attribute ``reads_merged_weights`` is true."""
-    return getattr(plugin, "reads_merged_weights", False)
+    """Whether a plugin uses the weights at the end of a task, such as EWC for its anchor: it is one
+    of Avalanche's that do, or its attribute ``reads_merged_weights`` is true."""
+    return getattr(plugin, "reads_merged_weights", isinstance(plugin, _READERS))
 
 
 def check_order(merging: SupervisedPlugin, strategy: Any) -> None:

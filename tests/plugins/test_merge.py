@@ -3,6 +3,7 @@
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.training import plugins as avalanches
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import EWC
 from toy_merging import RULES
@@ -164,7 +165,13 @@ def test_anchors_are_the_merged_weights(kind):
 
 
 @pytest.mark.parametrize("merging", [lambda: MergePlugin(EMA(0.5)), CoVONPlugin])
-@pytest.mark.parametrize("plugin", [lambda: EWCPlugin(1.0), LwFPlugin, lambda: ICaRLPlugin(8)])
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        *(lambda: EWCPlugin(1.0), LwFPlugin, lambda: ICaRLPlugin(8)),
+        *(lambda: avalanches.EWCPlugin(1.0), avalanches.LwFPlugin),
+    ],
+)
 def test_plugins_that_read_the_merged_weights_come_later(merging, plugin):
     model = toy_model()
     optimizer = make_covon(model.named_parameters()) if merging is CoVONPlugin else sgd(model)
