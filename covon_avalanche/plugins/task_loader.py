@@ -79,13 +79,13 @@ def task_loader(
 def dataset_loader(
     data: Any, strategy: Any, mb_size: int, *, shuffled: bool = False, seed: int = 0
 ) -> Iterator[list[Tensor]]:
-    """Iterate over a dataset as ``(x, y)``, with task labels if the model takes them.
+    """Iterate over a dataset as ``(x, y)``, with task labels if the model takes them: the
+    ``mb_x``, ``mb_y`` and ``mb_task_id`` of the strategy.
 
     :param shuffled: in random order, the same each time, and without the last batch if it is
         incomplete (unless it is the only one); by default in the dataset's order.
     :param seed: of the random order.
     """
-    multi_task = isinstance(strategy.model, MultiTaskModule)
     order = torch.arange(len(data), device="cpu")
     if shuffled:
         generator = torch.Generator().manual_seed(seed)
@@ -98,8 +98,27 @@ def dataset_loader(
         else map(rows, order.split(mb_size))
     )
     for batch in batches:
-        used = [*batch[:2], batch[-1]] if multi_task else batch[:2]
-        yield [value.to(strategy.device) for value in used]
+        yield _unpacked(batch, strategy)
+
+
+def _unpacked(batch: Sequence[Tensor], strategy: Any) -> list[Tensor]:
+    """A batch as training sees it.
+
+    :raises ValueError: if inputs or targets are no tensors.
+    """
+    before, strategy.mbatch = strategy.mbatch, batch
+    try:
+        strategy._unpack_minibatch()
+        task = [strategy.mb_task_id] if isinstance(strategy.model, MultiTaskModule) else []
+        used = [strategy.mb_x, strategy.mb_y, *task]
+    finally:
+        strategy.mbatch = before
+    for kind in (type(value) for value in used if not isinstance(value, Tensor)):
+        raise ValueError(
+            f"passes over a task's data need an input and a target that are tensors, got a "
+            f"{kind.__name__}"
+        )
+    return used
 
 
 def dataset_features(

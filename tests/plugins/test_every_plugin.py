@@ -6,6 +6,7 @@ from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios import split_online_stream
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.models import MultiTaskModule
+from avalanche.training import Naive
 from torch.utils.data import TensorDataset
 from toy_optimizers import make_covon, make_vcl, same, weights
 from toy_vits import toy_vit
@@ -341,3 +342,24 @@ def test_shuffled_batches_are_whole_and_the_same_each_time():
     assert all(map(torch.equal, one, two))
     _, (alone,) = batches(64, shuffled=True)
     assert len(alone) == 40
+
+
+class Preprocessing(Naive):
+    """Preprocesses its inputs."""
+
+    prepare = staticmethod(lambda x: 3.0 * x)
+
+    @property
+    def mb_x(self):
+        return self.prepare(self.mbatch[0])
+
+
+def test_passes_over_the_data_see_the_inputs_that_the_strategy_trains_on():
+    data = toy_benchmark(1).train_stream[0].dataset.eval()
+    strategy = make_strategy("covon", toy_model(), cls=Preprocessing)
+    (batch,) = dataset_loader(data, strategy, 64)
+    assert torch.equal(batch[0], 3.0 * torch.stack([row[0] for row in data]))
+    assert strategy.mbatch is None
+    strategy.prepare = lambda x: {"x": x}
+    with pytest.raises(ValueError, match="need an input and a target that are tensors, got a dict"):
+        next(dataset_loader(data, strategy, 64))
