@@ -9,6 +9,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from covon_avalanche.checks import check_positive
+from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.quadratic_anchor import accumulated, check_finite, grown, pull_
 from covon_avalanche.plugins.task_loader import check_whole_task
 from covon_avalanche.posterior.gaussian import DiagGaussian
@@ -61,6 +62,11 @@ class QuadraticAnchorPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Set this task's ``ess``, and extend the anchor if the model grew."""
         check_whole_task(strategy.experience)
+        if isinstance(strategy.optimizer, PosteriorOptimizer):
+            raise ValueError(
+                f"{type(self).__name__} pulls the weights past the optimizer: use one without a "
+                f"posterior, got {type(strategy.optimizer).__name__}, or EWCPlugin"
+            )
         size = len(strategy.adapted_dataset)
         self._ess_now = float(size if self.ess is None else self.ess)
         first = self._ess_now * self.weight_decay  # precision of new entries

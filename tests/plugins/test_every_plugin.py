@@ -180,6 +180,7 @@ def test_a_binary_classifier_of_a_single_output_is_refused(plugin):
         (CoVONPlugin, toy_model, adamw, "CoVONPlugin needs a CoVON optimizer, got AdamW"),
         (DUCTPlugin, toy_model, sgd, "needs a DUCT model, got Sequential: wrap the network"),
         (DUCTPlugin, duct, covon, "an optimizer without a posterior, got CoVON"),
+        (EWCStarPlugin, toy_model, covon, "one without a posterior, got CoVON, or EWCPlugin"),
         (lambda: ICaRLPlugin(8), TwoHeads, sgd, "ICaRLPlugin needs one head for all tasks, got"),
         (LwFPlugin, TwoHeads, sgd, "LwFPlugin needs one head for all tasks, got TwoHeads"),
         (PromptPlugin, toy_model, sgd, "PromptPlugin needs a PromptModel, got Sequential"),
