@@ -13,7 +13,8 @@ from avalanche.distributed import DistributedHelper
 from avalanche.training.supervised import ER_ACE
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.utils import cycle
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import CrossEntropyLoss
 from torch.utils.data import DataLoader
 
 from covon_avalanche.data_loading import TensorBatches
@@ -35,7 +36,9 @@ class CoVONStrategy(TensorBatches, SupervisedTemplate):
     def __init__(
         self,
         *,
+        model: nn.Module,
         optimizer: CoVON,
+        criterion: Any = CrossEntropyLoss(),
         merge: MergeRule | SlowStep = "eq8",
         eval_samples: int = 0,
         plugins: Sequence[BasePlugin] = (),
@@ -50,7 +53,10 @@ class CoVONStrategy(TensorBatches, SupervisedTemplate):
         """
         template.setdefault("eval_mb_size", template.get("train_mb_size", 1))
         own = CoVONPlugin(merge=merge, eval_samples=eval_samples)
-        super().__init__(optimizer=optimizer, plugins=[own, *(plugins or ())], **template)
+        plugins = [own, *(plugins or ())]
+        super().__init__(
+            model=model, optimizer=optimizer, criterion=criterion, plugins=plugins, **template
+        )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         with self._restoring_mean():

@@ -34,5 +34,8 @@ def test_arguments_reach_the_plugin_and_the_template():
     model = toy_model()
     optimizer = make_covon(model.named_parameters())
     assert CoVONStrategy(model=model, optimizer=optimizer, **options).eval_mb_size == 16
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    with pytest.warns(Warning, match="positional arguments"):  # Avalanche's order, deprecated there
+        assert CoVONStrategy(model, optimizer, criterion)._criterion is criterion
     with pytest.raises(TypeError, match=r"CoVONStrategy.* argument.* shedule"):
         make(toy_model(), shedule=[])
