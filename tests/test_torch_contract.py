@@ -208,6 +208,7 @@ def test_a_learning_rate_may_be_a_tensor(make):
 def test_the_state_follows_the_dtype_of_the_weights(make):
     case, other = Case(make), Case(make, dtype=torch.float64)
     case.train()
+    other.net.load_state_dict(case.net.state_dict())
     other.optimizer.load_state_dict(case.optimizer.state_dict())
     other.train(1)
     entries = [e for state in other.optimizer.state.values() for e in state.values()]

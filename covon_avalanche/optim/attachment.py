@@ -107,7 +107,7 @@ class Attachment:
     @torch.compiler.disable
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         optimizer = self._optimizer
-        if optimizer is None or self._is_aside:
+        if optimizer is None or self._is_aside or _recomputes():
             return
         if module.training and torch.is_grad_enabled():
             self._swap_in()
@@ -121,7 +121,7 @@ class Attachment:
 
     @torch.compiler.disable
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._is_aside:
+        if self._is_aside or _recomputes():
             return
         if self._swapped_out:
             self._swap_in()
@@ -163,3 +163,8 @@ class Attachment:
             for name, p in module._parameters.items():
                 if p in sampled and prefix + name in state:
                     state[prefix + name] = self._optimizer.mean_of(p).to(p.dtype, copy=True)
+
+
+def _recomputes() -> bool:
+    """Whether this forward pass is within a backward pass, as by gradient checkpointing."""
+    return torch._C._current_graph_task_id() != -1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covon_avalanche.checks import check_choice, check_positive
-from covon_avalanche.optim.checks import check_betas, check_given
+from covon_avalanche.optim.checks import check_betas, check_given, check_keys
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
@@ -160,6 +160,7 @@ class BayesByBackprop(PosteriorOptimizer):
             all tasks add up.
         """
         self._check_consolidation()
+        check_keys("importance", importance)
         importance = importance or {}
         for named in self._named_params():
             if (p := named.param) in importance:

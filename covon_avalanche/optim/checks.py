@@ -103,8 +103,16 @@ def check_precisions(lowest: list[tuple[str, Tensor]]) -> None:
         if not low > 0:
             raise ValueError(
                 f"the posterior precision of {name!r} must be > 0, smallest is {low.item():.3g}: "
-                "ess, hess_init or weight_decay is too small, or was changed within a task"
+                "weights are not finite, or ess, hess_init or weight_decay is too small, or was "
+                "changed within a task"
             )
+
+
+def check_keys(what: str, given: Mapping[Tensor, Tensor] | None) -> None:
+    """Raise a ``ValueError`` naming a key that is not a parameter."""
+    for key in given or ():
+        if not isinstance(key, Tensor):
+            raise ValueError(f"{what} must have parameters as keys, not their names, got {key!r}")
 
 
 def check_given(name: str, value: Tensor, p: Tensor, what: str) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from covon_avalanche.checks import check_choice, check_positive
 from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim import multi_tensor, natural_units
-from covon_avalanche.optim.checks import check_betas, check_given, check_precisions
+from covon_avalanche.optim.checks import check_betas, check_given, check_keys, check_precisions
 from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
 from covon_avalanche.optim.interrupts import defer_interrupt
@@ -525,7 +525,7 @@ class CoVON(PosteriorOptimizer):
     def _step(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """Algorithm 1, lines 6 to 9, by the kernel or by multi-tensor operations; by
         :func:`fast_step` if asked for, or if a gradient on a CPU is not finite or too large."""
-        self._set_ess(params)
+        self._set_ess(params, record)
         if self.implementation == "reference" or not params:
             super()._step(params, record)
             return
@@ -577,13 +577,15 @@ class CoVON(PosteriorOptimizer):
                 if "mean" in state:
                     named.param.copy_(state["mean"])
 
-    def _set_ess(self, params: list[NamedParam]) -> None:
+    def _set_ess(self, params: list[NamedParam], record: SampleAccumulator) -> None:
         """In natural units: choose the effective sample size by the gradients of the first step."""
         natural = [n for n in params if has_natural_units(n.group)]
         if not natural or natural[0].group["ess_per_example"] is not None:
             return
         group = natural[0].group
         grads = [n.param.grad for n in natural if n.param.grad is not None]
+        if record.squared and record.mc_samples > 1:  # of several mini-batches, perhaps
+            grads = [record.statistic(n).sqrt() for n in natural]
         precisions = [self._precision(n.param, n.group, train=True) for n in natural]
         ess = natural_units.suitable_ess(
             grads, precisions, self._batch_size(), group["data_precision"]
@@ -704,6 +706,7 @@ class CoVON(PosteriorOptimizer):
             not finite; nothing is changed then.
         """
         check_choice("merge", merge, get_args(SlowStep))
+        check_keys("means", means)
         self._check_consolidation()
         group = self.param_groups[0]
         needs_size = self.hess_approx == "gradsq" or has_natural_units(group)

@@ -111,7 +111,7 @@ def ess_of(group: Group) -> float:
 
 
 def scale_of(p: Tensor) -> Tensor:
-    """Root mean square of a parameter's entries, a scalar tensor; that of zeros counts as 0.01."""
+    """Root mean square of a parameter's entries, a scalar tensor; below 0.001 it counts as 0.01."""
     squares = exact_sum(local(p).detach().square())
     total = sum_everywhere([squares], [p])[0]
     scale = (total / p.numel()).sqrt()

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import isclose
 from operator import is_
 from typing import Any, ClassVar
 
@@ -315,9 +316,10 @@ class PosteriorOptimizer(Optimizer, ABC):
             self._swap_in(drawn)
 
     def _match_loaded(self) -> None:
-        """After a state was loaded, compare it with the weights. If they are those it was saved
-        with, but in another order, as can happen where it is matched by position, raise an error;
-        bfloat16 weights that are not its rounded mean were not saved with it, and are the mean."""
+        """After a state was loaded, compare it with the weights. Raise an error if they are those
+        it was saved with, but in another order, as can happen where it is matched by position, or,
+        within a task, others. bfloat16 weights that are not its rounded mean were not saved with
+        it, and are the mean."""
         if self._loaded_squares is None:
             return
         own = self._squares()
@@ -327,6 +329,16 @@ class PosteriorOptimizer(Optimizer, ABC):
                 "optimizer with model.named_parameters(), before saving, too, so that it is "
                 "matched by name"
             )
+        # groups may have been added since
+        for named, was, now in zip(
+            self._named_params(), self._loaded_squares, own or (), strict=False
+        ):
+            if "step" in self.state.get(named.param, {}) and not isclose(was, now, rel_tol=1e-9):
+                raise RuntimeError(
+                    f"{named.name!r} is not the weight that the loaded state, of a task not yet "
+                    "consolidated, was saved with: load the model's weights of that moment, too; "
+                    "optimizer.load_state_dict(optimizer.state_dict()) keeps those it has now"
+                )
         for p, state in self.state.items():
             if (mean := state.get("mean")) is not None:
                 weights = p.detach()

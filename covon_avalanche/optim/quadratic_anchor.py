@@ -199,6 +199,8 @@ class QuadraticAnchor:
         self.ess = ess
         self.strength = strength
         self._all = list(named_parameters)
+        if gaussian is not None:
+            self._check_names("gaussian", gaussian.mean)
         self.gaussian = grown(gaussian or DiagGaussian({}, {}), self._named)
         """The weights after the last task, and the precision of the pull toward them."""
 
@@ -207,9 +209,26 @@ class QuadraticAnchor:
         """The parameters that are not frozen now."""
         return [(name, p) for name, p in self._all if p.requires_grad]
 
+    def _check_names(self, what: str, given: Mapping[str, Tensor]) -> None:
+        known = {name for name, _ in self._named}
+        if given and known.isdisjoint(given):
+            raise ValueError(
+                f"{what} has none of the anchor's parameters, got {next(iter(given))!r} and not "
+                f"{next(iter(known), None)!r}: take both from the same module"
+            )
+
     @contextmanager
     def pulling(self, optimizer: Optimizer) -> Iterator[None]:
-        """Context manager: each step of the optimizer inside also pulls."""
+        """Context manager: each step of the optimizer inside also pulls.
+
+        :raises ValueError: if the optimizer has none of the anchor's parameters.
+        """
+        owned = {p for group in optimizer.param_groups for p in group["params"]}
+        if owned.isdisjoint(p for _, p in self._all):
+            raise ValueError(
+                "the optimizer has none of the anchor's parameters: for a new model object make a "
+                "new anchor, QuadraticAnchor(model.named_parameters(), gaussian=old.gaussian, ...)"
+            )
         largest = {name: s.max().item() for name, s in self.gaussian.precision.items() if s.numel()}
 
         def pull(implicit: bool) -> None:
@@ -231,13 +250,8 @@ class QuadraticAnchor:
         :raises ValueError: if an importance does not fit its parameter or is not finite, or all
             are of other parameters, such as those of a wrapped model.
         """
+        self._check_names("importance", importance)
         named = self._named
-        known = {name for name, _ in named}
-        if importance and known.isdisjoint(importance):
-            raise ValueError(
-                f"importance has none of the anchor's parameters, got {next(iter(importance))!r} "
-                f"and not {next(iter(known), None)!r}: take both from the same module"
-            )
         for name, p in named:
             if name in importance:
                 check_given(name, importance[name], p, "importance")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 from toy_optimizers import equal, make_covon, nll, record_sample, same, weights
 
 from covon_avalanche.merging import CoFiMA, merge_into
@@ -211,6 +212,28 @@ def test_a_state_dict_holds_the_means_of_two_attached_optimizers(micro_batches):
     assert same(after, before)
     for optimizer in optimizers:
         optimizer.step()
+
+
+class Recomputed(nn.Module):
+    """Runs its forward pass again within the backward pass, and stops it early by an exception."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return checkpoint(self.model, x, use_reentrant=False)
+
+
+def test_recomputing_the_whole_model_in_the_backward_pass_equals_the_block(micro_batches):
+    block, (model, optimizer) = by_block(make_covon, micro_batches), fresh(seed=3)
+
+    def backward():
+        for batch in micro_batches:
+            nll(Recomputed(model), batch)().backward()
+
+    two_tasks(optimizer, backward)
+    assert_same(block, (model, optimizer))
 
 
 def test_an_exception_in_the_forward_pass_drops_the_sample(make_each, micro_batches):

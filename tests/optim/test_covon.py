@@ -280,6 +280,7 @@ class TestSlowStep:
             (dict(merge="ema"), "merge must be one of 'eq8', 'replace', 'none', got 'ema'"),
             (dict(means={linear.bias: torch.zeros(4)}), r"'bias' must have shape \(3,\)"),
             (dict(means={linear.bias: torch.full((3,), torch.nan)}), "'bias' is not finite"),
+            (dict(means={"bias": torch.zeros(3)}), "means must have parameters as keys.*'bias'"),
         ):
             with unchanged(optimizer), pytest.raises(ValueError, match=says):
                 optimizer.consolidate(**options)

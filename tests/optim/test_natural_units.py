@@ -65,6 +65,21 @@ def test_the_first_noise_and_the_prior_are_relative_to_each_tensor(preset):
         assert prior.mean[f"0.{i}"].equal(centre)
 
 
+def test_mini_batches_of_several_samples_count_like_one():
+    """Their gradients are averaged, but not the squares that the Hessian has."""
+    found = []
+    for signs in ([1.0], [1.0, -1.0, 1.0, -1.0]):
+        p = nn.Parameter(torch.ones(5))
+        optimizer = make([p], mc_samples=len(signs), batch_size=8)
+        for sign in signs:
+            optimizer.zero_grad()
+            with optimizer.sampled_params():
+                (sign * p).sum().backward()
+        optimizer.step()
+        found.append(optimizer.param_groups[0]["ess_per_example"])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-6, 9e-4])
 def test_sizes_below_a_thousandth_count_as_a_hundredth(size):
     p = nn.Parameter(torch.full((20_000,), size))

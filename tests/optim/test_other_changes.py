@@ -161,6 +161,19 @@ class TestReplacedWeights:
         optimizer.load_state_dict(optimizer.state_dict())  # as the error says
         train_task(optimizer, net, BATCH)
 
+    def test_within_a_task_a_loaded_state_needs_the_weights_it_was_saved_with(self, make_each):
+        net, optimizer = fresh(make_each)
+        train_step(optimizer, net, BATCH)
+        other, resumed = fresh(make_each)
+        resumed.load_state_dict(optimizer.state_dict())
+        with pytest.raises(RuntimeError, match=r"'a\.weight' is not the weight that the loaded"):
+            train_step(resumed, other, BATCH)
+        other.load_state_dict(net.state_dict())
+        train_task(resumed, other, BATCH)
+        fresh_net, next_task = fresh(make_each)  # after the merge it may begin elsewhere
+        next_task.load_state_dict(resumed.state_dict())
+        train_step(next_task, fresh_net, BATCH)
+
     def test_clipping_that_spares_the_first_and_last_entries_is_a_change(self, make_each):
         net, optimizer = fresh(make_each)
         train_step(optimizer, net, BATCH)

@@ -112,6 +112,22 @@ def test_a_grown_parameter_keeps_its_anchor_and_a_smaller_one_is_an_error():
         QuadraticAnchor(small.named_parameters(), ess=5.0, gaussian=later.gaussian)
 
 
+def test_a_new_model_object_needs_a_new_anchor():
+    first, model = one_weight(1.0, 1.0), one_weight(3.0, 1.0)
+    anchor = QuadraticAnchor(first.named_parameters(), ess=2.0)
+    anchor.add({"weight": torch.ones(1, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="none of the anchor's parameters: for a new model"):
+        anchor.pulling(optimizer).__enter__()
+    wrapped = nn.Sequential(model)
+    with pytest.raises(ValueError, match=r"gaussian has none .*, got 'weight' and not '0\.weight'"):
+        QuadraticAnchor(wrapped.named_parameters(), ess=2.0, gaussian=anchor.gaussian)
+    again = QuadraticAnchor(model.named_parameters(), ess=2.0, gaussian=anchor.gaussian)
+    with again.pulling(optimizer):
+        optimizer.step()
+    assert model.weight.item() == pytest.approx(3.0 - 0.1 * (1.0 + 2.0))
+
+
 def test_an_empty_parameter_is_left_alone():
     empty = nn.Parameter(torch.empty(0, 3))
     anchor = QuadraticAnchor([("empty", empty)], ess=1.0)
