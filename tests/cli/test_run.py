@@ -146,29 +146,16 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("setting", "sentence"),
     [
-        (["device=cuda"], 'device = "cuda": this machine has 0 cuda devices'),
-        (["stream.validation_size=1437"], "a number of images below 1437, got 1437"),
-        (["train_mb_size=500"], "is more than the 200 training images of domain 1"),
-        (["strategies.finetune.lr=1e300"], "finetune: FloatingPointError: the loss is"),
-        (["stream.name=PACS"], "the data are missing: there is no "),
-        (["stream.name=PACS", 'stream.domains=["gogle"]'], "sketch, got ['gogle']"),
-        (["stream.name=PACS", 'stream.domains=["photo", "photo"]'], "domains must be distinct"),
-        (["model.weights=no.pth", "model.backbone=squeezenet"], "the weights are missing: there"),
+        ("device=cuda", 'device = "cuda": this machine has 0 cuda devices'),
+        ("train_mb_size=500", "is more than the 200 training images of domain 1"),
+        ("strategies.finetune.lr=1e300", "finetune: FloatingPointError: the loss is"),
     ],
 )
-def test_a_dry_run_finds_what_would_stop_the_runs(arguments, settings, sentence, tmp_path):
-    changes = [word for setting in settings for word in ("--set", setting)]
-    if "PACS" in settings[0]:
-        text = arguments[1].read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if "n_exp" not in line and "valid" not in line]
-        arguments[1].write_text("\n".join(lines), encoding="utf-8")
-    if "weights" in settings[0]:
-        text = arguments[1].read_text(encoding="utf-8")
-        arguments[1].write_text(re.sub("hidden_.*", "", text), encoding="utf-8")
-    more = ["--strategies", "finetune", "--dataset-root", tmp_path]
-    done = covon(*arguments, *more, "--dry-run", *changes, status=2)
+def test_a_dry_run_finds_what_would_stop_the_runs(arguments, setting, sentence):
+    more = ["--strategies", "finetune", "--dry-run", "--set", setting]
+    done = covon(*arguments, *more, status=2)
     assert "The data are there." not in done.stdout
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
