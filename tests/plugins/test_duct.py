@@ -1,6 +1,5 @@
 """DUCT in Avalanche's training loop."""
 
-import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from torch import nn
@@ -43,25 +42,6 @@ def test_each_domain_starts_pretrained_and_the_result_is_task_arithmetic():
     assert len(strategy.optimizer.param_groups) == 2
     x, y = columns(toy_benchmark().test_stream[2])
     assert (model.train()(x).argmax(1) == y).double().mean() > 0.9  # by the last classifier
-
-
-@pytest.mark.parametrize("moment", ["backward", "retrain_classifier"])
-def test_an_interrupted_domain_does_not_count(moment, monkeypatch):
-    model = DUCT(toy_model(), 4, 2)
-    strategy = make_naive(model, sgd_by_part(model), DUCTPlugin(), train_epochs=1)
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    for domain, experience in enumerate(toy_benchmark(2).train_stream):
-        merged, earlier = model.change.clone(), [b.clone() for b in model.head.blocks[:domain]]
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(strategy if moment == "backward" else model, moment, interrupt)
-            strategy.train(experience)
-        assert torch.equal(model.change, merged)
-        assert all(map(torch.equal, model.head.blocks, earlier))
-        strategy.train(experience)
-        assert model.domains == domain + 1
 
 
 def test_batch_norm_has_the_statistics_of_the_merged_weights():

@@ -9,7 +9,9 @@ from avalanche.models import MultiTaskModule
 from avalanche.training import Naive
 from torch.utils.data import TensorDataset
 from toy_optimizers import make_covon, make_vcl, same, weights
-from toy_vits import toy_vit
+from toy_prompting import changed_since, copy_of
+from toy_text import toy_clip_with_text
+from toy_vits import toy_image_benchmark, toy_vit
 from toys import (
     Head,
     Watch,
@@ -47,9 +49,10 @@ from covon_avalanche.plugins import (
     SLCAPlugin,
     TDVCLPlugin,
     VCLPlugin,
+    classifier_alignment,
 )
 from covon_avalanche.plugins.task_loader import dataset_loader
-from covon_avalanche.prompting import SPrompts
+from covon_avalanche.prompting import HEDP, SOYO, SPrompts
 
 HEAD = "head.classifier.weight"
 
@@ -87,7 +90,7 @@ def vcl(model):
 
 WHOLE_TASKS = {
     "ada-reg": (lambda: AdaRegPlugin(weight_decay=0.5), toy_model, adamw),
-    "alignment": (ClassifierAlignmentPlugin, toy_model, sgd),
+    "alignment": (lambda: ClassifierAlignmentPlugin(samples=8), toy_model, sgd),
     "closed form": (ClosedFormPlugin, closed_form, sgd),
     "covon": (CoVONPlugin, toy_model, covon),
     "duct": (DUCTPlugin, duct, sgd),
@@ -98,7 +101,7 @@ WHOLE_TASKS = {
     "lwf": (LwFPlugin, toy_model, sgd),
     "mas": (lambda: MASPlugin(1e-3), toy_model, sgd),
     "merge": (lambda: MergePlugin(Average()), toy_model, sgd),
-    "slca": (SLCAPlugin, slca, sgd),
+    "slca": (lambda: SLCAPlugin(samples=8), slca, sgd),
     "prompts": (PromptPlugin, lambda: SPrompts(toy_vit(), 2), sgd),
     "rwalk": (lambda: RWalkPlugin(0.1, delta_t=4), toy_model, sgd),
     "si": (lambda: SIPlugin(0.1), toy_model, sgd),
@@ -285,6 +288,44 @@ def test_a_domain_with_fewer_images_than_a_batch_may_be_left_out(name):
         strategy.train_mb_size = size
         strategy.train(experience, drop_last=True)
     assert all(p.isfinite().all() for p in strategy.model.parameters())
+
+
+ALIGNMENT = ["backward", "fit_gaussians", "align_layers"]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "moment"),
+    [
+        *(("duct", duct, moment) for moment in ("backward", "retrain_classifier")),
+        *(("slca", slca, moment) for moment in ("features", *ALIGNMENT)),
+        *(("alignment", toy_model, moment) for moment in ALIGNMENT),
+        ("prompts", lambda: SPrompts(toy_vit(), 2), "_after_training_iteration"),
+        ("prompts", lambda: SOYO(toy_vit(), 2), "_after_training_iteration"),
+        ("prompts", lambda: HEDP(toy_clip_with_text(), 2), "_after_training_iteration"),
+    ],
+)
+def test_an_interrupted_domain_does_not_count(name, model, moment, monkeypatch):
+    """Else prompts without a place in the selector, say, would take part in predictions."""
+    model = model()
+    strategy = strategy_of(name, model=model)
+    strategy.train_epochs, plugin = 1, strategy.plugins[0]
+    where = next(x for x in (strategy, model, classifier_alignment) if hasattr(x, moment))
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    benchmark = toy_image_benchmark if name == "prompts" else toy_benchmark
+    for domain, experience in enumerate(benchmark(2).train_stream):
+        before, kept = copy_of(model), {"change", *(f"head.blocks.{i}" for i in range(domain))}
+        if domain > 0 or moment != "align_layers":  # which aligns those of several domains
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(where, moment, interrupt)
+                strategy.train(experience)
+        assert name != "duct" or not changed_since(before, model) & kept
+        strategy.train(experience)
+        assert name == "alignment" or model.domains == domain + 1
+        assert name not in ("alignment", "slca") or len(plugin.gaussians) == domain + 1
+    assert model.eval()(columns(experience)[0]).isfinite().all()
 
 
 anchored = pytest.mark.parametrize("name", ["ada-reg", "ewc", "ewc-star", "mas", "rwalk", "si"])

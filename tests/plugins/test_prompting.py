@@ -5,13 +5,12 @@ import copy
 import pytest
 import torch
 from toy_optimizers import make_covon, same, weights
-from toy_text import toy_clip_with_text
 from toy_vits import CLASSES, toy_image_benchmark, toy_vit
 from toys import Watch, columns, make_naive
 
 from covon_avalanche import CoVONPlugin
 from covon_avalanche.plugins import PromptPlugin, SchedulePlugin
-from covon_avalanche.prompting import HEDP, SOYO, SPrompts
+from covon_avalanche.prompting import SPrompts
 
 
 class WithAuxiliaryLoss(SPrompts):
@@ -90,27 +89,6 @@ def test_each_domain_starts_with_a_new_state_of_the_optimizer():
     for experience in toy_image_benchmark(2).train_stream:
         naive.train(experience)
     assert held == [0, 3, 0, 3]  # prompts, weight and bias
-
-
-@pytest.mark.parametrize("make", [SPrompts, HEDP, SOYO])
-def test_an_interrupted_domain_does_not_count(make):
-    """Else its prompts without a place in the selector would take part in predictions."""
-    torch.manual_seed(0)
-    model = make(toy_clip_with_text() if make is HEDP else toy_vit(), 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def interrupt(strategy):
-        raise KeyboardInterrupt
-
-    naive = make_naive(model, optimizer, PromptPlugin(), train_epochs=1)
-    for experience in toy_image_benchmark(2).train_stream:
-        naive.plugins.append(Watch(after_training_iteration=interrupt))
-        with pytest.raises(KeyboardInterrupt):
-            naive.train(experience)
-        naive.plugins.pop()
-        naive.train(experience)
-    assert model.domains == 2
-    assert model.eval()(columns(experience)[0]).isfinite().all()
 
 
 def test_covon_has_a_posterior_of_the_trained_part():

@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 import torch
 import torch.nn.functional as F
 from toy_optimizers import same, weights
@@ -10,7 +9,7 @@ from toys import Watch, columns, make_naive, sgd_by_part, toy_benchmark, toy_mod
 
 from covon_avalanche.merging import EMA, SLCA, CoFiMA
 from covon_avalanche.merging.alignment import align_layers, fit_gaussians
-from covon_avalanche.plugins import ClassifierAlignmentPlugin, SLCAPlugin, classifier_alignment
+from covon_avalanche.plugins import SLCAPlugin
 
 
 def test_new_classifiers_are_on_the_networks_device():
@@ -118,26 +117,3 @@ def test_cofima_weighs_by_the_fisher_of_the_current_classifier():
         high = torch.maximum(p, ends[1].backbone.get_parameter(name))
         merged = ends[2].backbone.get_parameter(name)
         assert ((low - 1e-6 <= merged) & (merged <= high + 1e-6)).all()
-
-
-@pytest.mark.parametrize("moment", ["backward", "features", "fit_gaussians", "align_layers"])
-@pytest.mark.parametrize("slca", [True, False])
-def test_an_interrupted_domain_does_not_count(slca, moment, monkeypatch):
-    plugin = SLCAPlugin(samples=8) if slca else ClassifierAlignmentPlugin(samples=8)
-    model = SLCA(toy_model(), 4, 2) if slca else toy_model()
-    strategy = make_naive(model, torch.optim.SGD(model.parameters(), lr=0.05), plugin)
-    where = {"backward": strategy, "features": model}.get(moment, classifier_alignment)
-
-    def interrupt(*arguments, **options):
-        raise KeyboardInterrupt
-
-    for domain, experience in enumerate(toy_benchmark(2).train_stream):
-        interrupted = slca or moment != "features"  # which SLCA's model alone has
-        interrupted &= domain > 0 or moment != "align_layers"  # of the second domain on
-        if interrupted:
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(where, moment, interrupt)
-                strategy.train(experience)
-        strategy.train(experience)
-        assert len(plugin.gaussians) == domain + 1
-        assert not slca or model.domains == domain + 1
