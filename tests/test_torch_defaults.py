@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from toy_merging import RULES, Net, images
 from toy_optimizers import make_covon, make_vcl, nll
+from toy_prompting import ON_A_VIT
 from toy_vits import toy_vit
 
 from covon_avalanche import CoVON
@@ -18,7 +19,7 @@ from covon_avalanche.merging.alignment import align_classifier, fit_gaussians
 from covon_avalanche.merging.duct import DUCT
 from covon_avalanche.optim import UPGD
 from covon_avalanche.posterior.fisher import squared_example_gradients
-from covon_avalanche.prompting import L2P, PINA, SOYO, CODAPrompt, DualPrompt, SPrompts, TunedViT
+from covon_avalanche.prompting import TunedViT
 from covon_avalanche.streams import PermutedDigits
 from covon_avalanche.streams.transforms import image_transforms
 
@@ -118,13 +119,7 @@ def test_merge_rules_merge_as_without_other_defaults(name):
         assert_same(found.values(), expected.values())
 
 
-METHODS = {
-    "l2p": lambda vit: L2P(vit, 3, pool=6, length=2, top_k=3),
-    "coda-p": lambda vit: CODAPrompt(vit, 3, pool=11, length=4),
-    "dualprompt": lambda vit: DualPrompt(vit, 3, general_length=4, expert_length=6),
-    "s-prompts": lambda vit: SPrompts(vit, 3),
-    "pina": lambda vit: PINA(vit, 3),
-    "soyo": lambda vit: SOYO(vit, 3),
+METHODS = ON_A_VIT | {
     "adapters": lambda vit: TunedViT(vit, tuning="adapter", cosine=True),
     "prompts": lambda vit: TunedViT(vit, tuning="prompt"),
     "duct": lambda vit: DUCT(vit, 3, 3),

@@ -9,13 +9,23 @@ import torch.nn.functional as F
 from sklearn.cluster import KMeans
 from toy_vits import toy_images
 
-from covon_avalanche.prompting import PromptModel
+from covon_avalanche.prompting import L2P, PINA, SOYO, CODAPrompt, DualPrompt, PromptModel, SPrompts
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1),
 }
 """Both would change a parameter with a gradient of zero."""
+ON_A_VIT = {
+    "coda-p": lambda vit: CODAPrompt(vit, 3, pool=11, length=4),
+    "dualprompt": lambda vit: DualPrompt(vit, 3, general_length=4, expert_length=6),
+    "l2p": lambda vit: L2P(vit, 3, pool=6, length=2, top_k=3),
+    "s-iprompts": lambda vit: SPrompts(vit, 3),
+    "pina": lambda vit: PINA(vit, 3),
+    "pina, shallow": lambda vit: PINA(vit, 3, adapter="shallow"),
+    "soyo": lambda vit: SOYO(vit, 3),
+}
+"""Methods for three domains, whose network needs no texts."""
 
 
 def take_steps(model: PromptModel, domain: int, optimizer, steps: int = 3) -> None:

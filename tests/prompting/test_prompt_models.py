@@ -8,6 +8,7 @@ from interrupted_runs import run_with_stops
 from miniature import pacs
 from small_recipes import OFTEN, reproducible, run_strategy, small_recipe
 from toy_prompting import (
+    ON_A_VIT,
     OPTIMIZERS,
     batches_of,
     changed_since,
@@ -27,7 +28,6 @@ from covon_avalanche.prompting import (
     HEDP,
     L2P,
     PINA,
-    SOYO,
     CODAPrompt,
     DualPrompt,
     SLiPrompts,
@@ -36,14 +36,9 @@ from covon_avalanche.prompting import (
 )
 
 PROMPTING = {name: own for name, own in KINDS.items() if issubclass(own, Prompting)}
+DEPTHS = {"pina": 2, "pina, shallow": 2, "soyo": 2}
 METHODS = {
-    "coda-p": lambda: CODAPrompt(toy_vit(), 3, pool=11, length=4),
-    "dualprompt": lambda: DualPrompt(toy_vit(), 3, general_length=4, expert_length=6),
-    "l2p": lambda: L2P(toy_vit(), 3, pool=6, length=2, top_k=3),
-    "pina": lambda: PINA(toy_vit(depth=2), 3),
-    "pina, shallow": lambda: PINA(toy_vit(depth=2), 3, adapter="shallow"),
-    "s-iprompts": lambda: SPrompts(toy_vit(), 3),
-    "soyo": lambda: SOYO(toy_vit(depth=2), 3),
+    **{name: lambda name=name: ON_A_VIT[name](toy_vit(DEPTHS.get(name, 5))) for name in ON_A_VIT},
     "s-liprompts": lambda: SLiPrompts(toy_clip_with_text(), 3, context=6),
     "s-liprompts-mixture": lambda: SLiPromptsMixture(toy_clip_with_text(), 3, context=6),
     "hedp": lambda: HEDP(toy_clip_with_text(), 3, context=6),
