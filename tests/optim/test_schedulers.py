@@ -35,19 +35,23 @@ MAKE = {
 }
 
 
-def settings(kind: str, name: str) -> list[float]:
-    """Learning rate and first beta after each of some steps."""
-    p = nn.Parameter(torch.ones(3))
-    optimizer, found = MAKE[kind](p), []
-    cls = getattr(torch_schedulers, name, None) or getattr(swa_utils, name)
-    scheduler = SCHEDULERS[name](optimizer, cls)
+def step(optimizer) -> None:
+    """With a loss that is its parameter's square."""
 
     def loss():
         optimizer.zero_grad()
-        p.square().sum().backward()
+        optimizer.param_groups[0]["params"][0].square().sum().backward()
 
+    optimizer.step(loss)
+
+
+def settings(kind: str, name: str) -> list[float]:
+    """Learning rate and first beta after each of some steps."""
+    optimizer, found = MAKE[kind](nn.Parameter(torch.ones(3))), []
+    cls = getattr(torch_schedulers, name, None) or getattr(swa_utils, name)
+    scheduler = SCHEDULERS[name](optimizer, cls)
     for _ in range(8):
-        optimizer.step(loss)
+        step(optimizer)
         scheduler.step(1.0) if name == "ReduceLROnPlateau" else scheduler.step()
         group = optimizer.param_groups[0]
         found += [group["lr"], group["betas"][0]]
@@ -55,10 +59,10 @@ def settings(kind: str, name: str) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["covon", "vcl"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_the_learning_rates_are_those_of_adam(kind, name):
-    assert settings(kind, name) == pytest.approx(settings("adam", name))
+def test_the_learning_rates_are_those_of_adam(name):
+    adam, *ours = (settings(kind, name) for kind in ("adam", "covon", "vcl"))
+    assert ours == [pytest.approx(adam)] * 2
 
 
 def test_no_scheduler_of_torch_is_missing():
@@ -68,20 +72,14 @@ def test_no_scheduler_of_torch_is_missing():
 
 def test_a_task_without_learning_rate_is_warned_of(recwarn):
     """As of a new cosine schedule that starts where the last one ended."""
-    p = nn.Parameter(torch.ones(3))
-    optimizer = CoVON([p], lr=0.01, batch_size=1)
-
-    def loss():
-        optimizer.zero_grad()
-        p.square().sum().backward()
-
+    optimizer = CoVON([nn.Parameter(torch.ones(3))], lr=0.01, batch_size=1)
     warned = []
     for start in (0.01, 0.01, None):
         if start is not None:
             optimizer.param_groups[0]["lr"] = start
         scheduler = torch_schedulers.CosineAnnealingLR(optimizer, 4)
         for _ in range(4):
-            optimizer.step(loss)
+            step(optimizer)
             scheduler.step()
         optimizer.consolidate()
         warned.append(["was lr 0?" in str(warning.message) for warning in recwarn])
