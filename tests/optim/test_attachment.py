@@ -66,7 +66,7 @@ def by_block(make, micro_batches, **options):
     return model, optimizer
 
 
-def attached(make, micro_batches, between=lambda model: None, wrap=lambda model: model, **options):
+def attached(make, micro_batches, between=lambda *_: None, wrap=lambda model: model, **options):
     """The same by :meth:`attach`; ``between`` runs after each backward pass and each step."""
     model = Net()
     outer = wrap(model)
@@ -76,9 +76,9 @@ def attached(make, micro_batches, between=lambda model: None, wrap=lambda model:
     def backward():
         for batch in micro_batches:
             nll(outer, batch)().backward()
-            between(model)
+            between(model, optimizer)
 
-    two_tasks(optimizer, backward, lambda: between(model), **options)
+    two_tasks(optimizer, backward, lambda: between(model, optimizer), **options)
     return model, optimizer
 
 
@@ -106,7 +106,7 @@ def test_accumulation_and_clipping_equal_the_block(make_each, micro_batches):
 def test_evaluations_see_the_mean_also_between_micro_batches(make_each, micro_batches, batch):
     means = []
 
-    def evaluate(model):
+    def evaluate(model, _):
         model.eval()
         model(batch[0])
         means.append(model.seen.pop())
@@ -123,19 +123,15 @@ def test_evaluations_see_the_mean_also_between_micro_batches(make_each, micro_ba
         assert not torch.equal(means[i], hooks[0].seen[i // 3 * 2])
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.Module.share_memory])
 @pytest.mark.parametrize("training", [False, True])
 def test_predictions_with_samples_leave_the_one_that_waits(
-    make_each, micro_batches, shared, training
+    make_each, micro_batches, wrap, training
 ):
     """As where an epoch ends between micro-batches, or after a step that a GradScaler skips."""
-    block = by_block(make_each, micro_batches)
-    model = Net().share_memory() if shared else Net()
-    optimizer = make_each(model.named_parameters(), seed=3)
-    optimizer.attach(model)
-    group = optimizer.param_groups[0]
 
-    def predict():
+    def predict(model, optimizer):
+        group = optimizer.param_groups[0]
         draws = group["noise_draws"]
         with optimizer.sampled_params(train=False), torch.set_grad_enabled(training):
             model.train(training)(micro_batches[0][0])
@@ -143,13 +139,8 @@ def test_predictions_with_samples_leave_the_one_that_waits(
         group["noise_draws"] = draws  # the next sample is that of the block
         model.train()
 
-    def backward():
-        for batch in micro_batches:
-            nll(model, batch)().backward()
-            predict()
-
-    two_tasks(optimizer, backward, between=predict)
-    assert_same(block, (model, optimizer))
+    hooks = attached(make_each, micro_batches, predict, wrap=wrap)
+    assert_same(by_block(make_each, micro_batches), hooks)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -182,7 +173,7 @@ def test_predictions_between_forward_and_backward_pass_leave_the_gradient(
 def test_state_dicts_hold_the_mean_and_stay_as_they_are(make_each, micro_batches):
     kept = []
 
-    def save(model):
+    def save(model, _):
         kept.append((model.state_dict(), model.layers[0].state_dict(), weights(model)))
 
     hooks = attached(make_each, micro_batches, save)
@@ -263,7 +254,7 @@ def test_an_exception_in_the_forward_pass_drops_the_sample(make_each, micro_batc
 
 
 def test_after_an_exception_in_an_evaluation_the_sample_is_back(make_each, micro_batches):
-    def fail(model):
+    def fail(model, _):
         model.fails = ValueError("broken")
         model.eval()
         with pytest.raises(ValueError, match="broken"):
