@@ -15,6 +15,8 @@ from toy_optimizers import accumulate, make_covon, make_vcl, nll, relative_dista
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
 pytest.importorskip("accelerate", reason="needs the extra language")
 
+from toy_language import Recording, gpt2  # noqa: E402
+
 from covon_avalanche import CoVON  # noqa: E402
 from covon_avalanche.integrations.huggingface import PosteriorCallback, shard  # noqa: E402
 from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments  # noqa: E402
@@ -224,20 +226,8 @@ def test_autocast_and_compiled_models(options, tmp_path):
     assert same(weights(model), weights(exact)) == ("bf16" not in options)
 
 
-class Recording(transformers.Trainer):
-    """Keeps the batches that a training uses."""
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        self.batches = [*getattr(self, "batches", ()), copy.deepcopy(dict(inputs))]
-        return super().compute_loss(model, inputs, *args, **kwargs)
-
-
-def gpt2():
-    torch.manual_seed(1)
-    sizes = dict(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropout, **ends))
+class Recorder(Recording, transformers.Trainer):
+    pass
 
 
 GROUP_BY_LENGTH = (  # renamed in Transformers 5.2
@@ -277,7 +267,7 @@ def test_options_for_language_models_equal_a_plain_loop(options, tmp_path):
             for key, value in fill.items()
         }
 
-    model, plain = gpt2(), gpt2()
+    model, plain, start = (gpt2(20, layers=2) for _ in range(3))
     optimizer, own = (
         CoVON.finetuning(m.named_parameters(), lr=1e-3, generator=torch.Generator().manual_seed(3))
         for m in (model, plain)
@@ -288,7 +278,7 @@ def test_options_for_language_models_equal_a_plain_loop(options, tmp_path):
         **options,
     )  # fmt: skip
     own_step = {"optimizers": (optimizer, None), "callbacks": [PosteriorCallback()]}
-    run = Recording(model, arguments, pad, rows, **own_step)
+    run = Recorder(model, arguments, pad, rows, **own_step)
     run.train()
     assert len(run.batches) == 12
     smoothed = nn.CrossEntropyLoss(label_smoothing=options.get("label_smoothing_factor", 0.0))
@@ -299,7 +289,7 @@ def test_options_for_language_models_equal_a_plain_loop(options, tmp_path):
 
     accumulate(own, plain, run.batches, clip=1.0, loss=loss)
     own.consolidate()
-    assert relative_distance(model, plain, gpt2()) < 1e-3
+    assert relative_distance(model, plain, start) < 1e-3
     spread = [max(found) - min(found) for found in lengths(run.batches)]
     assert (sum(spread) / len(spread) < 5) == ("group" in str(options))
 

@@ -16,7 +16,8 @@ transformers = pytest.importorskip("transformers", reason="needs the extra langu
 for extra in ("accelerate", "datasets", "peft"):
     pytest.importorskip(extra, reason="needs the extra language")
 
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback  # noqa: E402
+from toy_language import gpt2, make_tokenizer  # noqa: E402
+from transformers import PreTrainedTokenizerFast, TrainerCallback  # noqa: E402
 
 from covon_avalanche import DiagGaussian  # noqa: E402
 
@@ -33,17 +34,9 @@ def here(monkeypatch, tmp_path):
 @pytest.fixture
 def model(tmp_path):
     """The folder of a random GPT-2 and a byte-level tokenizer."""
-    from tokenizers import ByteLevelBPETokenizer
-
-    made = ByteLevelBPETokenizer()
-    made.train_from_iterator(["1 + 1 = 2"], 270, special_tokens=["<|end|>"], show_progress=False)
-    options = dict(eos_token="<|end|>", pad_token="<|end|>")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, **options)
-    tokenizer.save_pretrained(tmp_path / "model")
-    size = dict(vocab_size=len(tokenizer), n_positions=512, n_embd=16, n_layer=1, n_head=2)
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    config = GPT2Config(**size, **dropout)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    tokenizer = make_tokenizer()
+    for part in (tokenizer, gpt2(len(tokenizer))):
+        part.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 

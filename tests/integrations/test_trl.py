@@ -1,14 +1,13 @@
 """CoVON in TRL's SFTTrainer does what it does in a plain loop over the same batches."""
 
-import copy
-
 import pytest
 import torch
 from toy_optimizers import accumulate, relative_distance, same, weights
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
-transformers = pytest.importorskip("transformers", reason="needs the extra language")
 datasets = pytest.importorskip("datasets", reason="needs the extra language")
+
+from toy_language import Recording, gpt2, make_tokenizer  # noqa: E402
 
 from covon_avalanche import CoVON  # noqa: E402
 from covon_avalanche.integrations.huggingface import PosteriorCallback  # noqa: E402
@@ -16,31 +15,12 @@ from covon_avalanche.integrations.huggingface import PosteriorCallback  # noqa: 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Recording(trl.SFTTrainer):
-    """Keeps the batches that a training uses."""
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        self.batches = [*getattr(self, "batches", ()), copy.deepcopy(dict(inputs))]
-        return super().compute_loss(model, inputs, *args, **kwargs)
-
-
-def make_tokenizer():
-    from tokenizers import ByteLevelBPETokenizer
-
-    made = ByteLevelBPETokenizer()
-    made.train_from_iterator(["1 + 1 = 2"], 270, special_tokens=["<|end|>"], show_progress=False)
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made._tokenizer, eos_token="<|end|>", pad_token="<|end|>"
-    )
+class Recorder(Recording, trl.SFTTrainer):
+    pass
 
 
 def make_model(lora, vocabulary):
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=vocabulary, n_positions=64, n_embd=16, n_layer=1, n_head=2,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model = transformers.GPT2LMHeadModel(config)
+    model = gpt2(vocabulary)
     if lora:
         peft = pytest.importorskip("peft", reason="needs the extra language")
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2))
@@ -86,7 +66,7 @@ def train(folder, lora=False, **settings):
         disable_tqdm=True, save_strategy="no", lr_scheduler_type="constant",
         **{"bf16": False, **settings},
     )  # fmt: skip
-    run = Recording(
+    run = Recorder(
         model, arguments, train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer, optimizers=(optimizer, None), callbacks=[PosteriorCallback()],
     )  # fmt: skip
