@@ -16,6 +16,9 @@ OFTEN = RunOptions(checkpoint_seconds=0)
 """A checkpoint after each batch, epoch and domain."""
 FEW = {"name": "PermutedDigits", "n_experiences": 2, "validation_size": 1237}
 """Two domains of 200 images."""
+PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
+"""Of which ``miniature.pacs`` makes the files."""
+NETWORK = {"backbone": "squeezenet", "weights": ""}
 
 NEWTON = dict(
     kind="covon",

@@ -10,7 +10,7 @@ from urllib.error import URLError
 import pytest
 from made_up_results import made_up
 from miniature import pacs
-from small_recipes import FEW, STRATEGIES, saved, small_recipe
+from small_recipes import FEW, NETWORK, PACS, STRATEGIES, saved, small_recipe
 from terminal import covon, refused
 
 from covon_avalanche.cli import run
@@ -21,8 +21,6 @@ QUICK = pytest.mark.usefixtures("in_this_process", "undrawn")
 pytestmark = [QUICK, pytest.mark.filterwarnings("ignore")]
 DIGITS = {"name": "PermutedDigits", "n_experiences": 2}
 HELD_OUT = {**DIGITS, "validation_size": 0.2}
-PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
-NETWORK = {"backbone": "squeezenet", "weights": ""}
 
 
 def write(folder: Path, strategy: str = "finetune", **changes) -> Path:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from miniature import own
 from PIL import Image, PngImagePlugin
-from small_recipes import saved, short_recipe
+from small_recipes import NETWORK, saved, short_recipe
 from terminal import covon, refused
 
 from covon_avalanche import load_bundle
@@ -176,10 +176,9 @@ def test_absolute_paths_are_found_wherever_they_begin(text, shared):
 def test_runs_on_other_folders_of_the_same_name_stay_apart(here):
     own(here / "other/pictures", "plain")
     stream = {"name": "DomainFolders", "image_size": 32, "domains": ["day", "night"]}
-    model = {"backbone": "squeezenet", "weights": ""}
     for root in ("data", "other"):
         own_stream = stream | {"folder": str(here / root / "pictures")}
-        recipe = short_recipe("ridge", stream=own_stream, model=model, train_mb_size=8)
+        recipe = short_recipe("ridge", stream=own_stream, model=NETWORK, train_mb_size=8)
         run_in_folder(RunFolder(here / "runs", recipe, "ridge", 0))
     covon("report", "runs", "--zip")
     with zipfile.ZipFile(here / "report.zip") as archive:
@@ -194,8 +193,7 @@ def test_runs_on_other_folders_of_the_same_name_stay_apart(here):
 def test_the_folder_of_data_may_end_like_a_digest(here):
     own(here / "data/pictures@20260314", "plain")
     stream = {"name": "DomainFolders", "folder": "pictures@20260314", "domains": ["day", "night"]}
-    model = {"backbone": "squeezenet", "weights": ""}
-    recipe = saved(short_recipe("ridge", stream=stream, model=model), here)
+    recipe = saved(short_recipe("ridge", stream=stream, model=NETWORK), here)
     listed = covon("data", "list", recipe, "--dataset-root", "data")
     assert "\nday,cat,test,pictures@20260314/day/cat/" in listed.stdout
     other = covon("data", "list", recipe, "--dataset-root", "data", "--set",

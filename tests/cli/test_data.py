@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from data_server import serve
 from miniature import own, pacs, paint
-from small_recipes import saved, short_recipe
+from small_recipes import NETWORK, saved, short_recipe
 from terminal import covon, refused
 
 from covon_avalanche.cli import data as cli_data
@@ -112,8 +112,8 @@ def easy_cddb(root):
     for domain in TRACKS["easy"]:
         for part, name in itertools.product(("train", "val"), ("0_real", "1_fake")):
             paint(root / "CDDB" / domain / part / name / "0.png", 0)
-    stream, model = {"name": "CDDB", "track": "easy"}, {"backbone": "squeezenet", "weights": ""}
-    recipe = saved(short_recipe("finetune", stream=stream, model=model), root)
+    stream = {"name": "CDDB", "track": "easy"}
+    recipe = saved(short_recipe("finetune", stream=stream, model=NETWORK), root)
     return "data", "verify", recipe, "--root", root
 
 
@@ -142,8 +142,7 @@ def test_own_images_are_verified_and_counted_before_training(tmp_path):
     own(tmp_path / "mine", "flat")
     images = sorted((tmp_path / "mine").rglob("*.png"))
     stream = {"name": "DomainFolders", "folder": "mine", "domains": ["night", "day"], "limit": 1}
-    model = {"backbone": "squeezenet", "weights": ""}
-    recipe = saved(short_recipe("finetune", stream=stream, model=model), tmp_path)
+    recipe = saved(short_recipe("finetune", stream=stream, model=NETWORK), tmp_path)
     command = "data", "verify", recipe, "--dataset-root", tmp_path
     done = covon(*command)  # all images, not only those within the limit
     assert done.stdout == f"{recipe}: {len(images)} good images, 0 problems\n"
@@ -166,8 +165,7 @@ def test_the_images_of_a_recipe_are_listed_with_their_split(tmp_path):
     image.rename(image.with_name("\udce9.png"))  # not UTF-8
     stream = {"name": "DomainFolders", "folder": "mine", "domains": ["night", "day"], "limit": 1,
               "validation_size": 0.5, "cache_size": 8}  # fmt: skip
-    model = {"backbone": "squeezenet", "weights": ""}
-    recipe = saved(short_recipe("finetune", stream=stream, model=model), tmp_path)
+    recipe = saved(short_recipe("finetune", stream=stream, model=NETWORK), tmp_path)
     command = "data", "list", recipe, "--dataset-root", tmp_path
     seen = set()
     for split in ("train", "valid", "test"):

@@ -11,7 +11,7 @@ import torch
 from made_up_results import made_up
 from miniature import own
 from PIL import Image
-from small_recipes import saved, short_recipe
+from small_recipes import NETWORK, saved, short_recipe
 from terminal import covon, covon_in_a_process, refused
 
 from covon_avalanche import DiagGaussian, save_bundle
@@ -181,9 +181,7 @@ def test_images_of_a_table_are_predicted_and_those_for_training_left_out(bundle,
         assert sentence in refused("predict", bundle, tmp_path / "x.csv")
 
 
-@pytest.mark.parametrize(
-    "model", [{"backbone": "squeezenet", "weights": ""}, {"hidden_size": 8, "hidden_layers": 1}]
-)
+@pytest.mark.parametrize("model", [NETWORK, {"hidden_size": 8, "hidden_layers": 1}])
 def test_predicting_the_listed_images_gives_the_accuracy_of_the_run(model, tmp_path):
     own(tmp_path / "mine", "plain")
     stream = {"name": "DomainFolders", "folder": "mine", "domains": ["night", "day"], "limit": 3,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import joblib
 import pytest
 from miniature import pacs
-from small_recipes import FEW, STRATEGIES, saved, small_recipe
+from small_recipes import FEW, NETWORK, PACS, STRATEGIES, saved, small_recipe
 from terminal import check_ctrl_c, covon, covon_when_both_are_ready, in_two_processes, refused
 
 from covon_avalanche.cli import run
@@ -177,8 +177,8 @@ def test_incomplete_data_are_reported_by_a_dry_run_and_once_for_all_runs(tmp_pat
     pacs(tmp_path / "PACS")
     recipe = small_recipe(
         {"finetune": STRATEGIES["finetune"]},
-        stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32, "limit": 2},
-        model={"backbone": "squeezenet", "weights": ""},
+        stream=PACS | {"limit": 2},
+        model=NETWORK,
         train_mb_size=2,
         epochs=1,
         seeds=[0, 1],

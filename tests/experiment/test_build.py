@@ -7,7 +7,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from miniature import OWN_CLASSES, cddb, core50, domainnet, imagenet_r, office_home, own, pacs
-from small_recipes import FEW, STRATEGIES, run_strategy, small_recipe
+from small_recipes import FEW, NETWORK, STRATEGIES, run_strategy, small_recipe
 from torch import nn
 from torch.optim import SGD
 from toy_vits import add_tiny_clip
@@ -24,7 +24,6 @@ from covon_avalanche.streams.transforms import IMAGENET
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* should have")  # counts of images
 
-SMALL = {"backbone": "squeezenet", "weights": ""}
 MAKERS = {
     "domainnet": ("domainnet", lambda root: domainnet(root, "lists"), ["clipart", "painting"]),
     "cddb-hard": ("CDDB", cddb, ["gaugan", "biggan"]),
@@ -37,7 +36,7 @@ def image_recipe(base="core50", *, stream, **changes) -> Recipe:
     """A shipped recipe with a small network on small images, one epoch, one image a class."""
     data = load_recipe(base).model_dump()
     stream = {"image_size": 32, "limit": 1} | stream
-    small = {"stream": stream, "model": SMALL, "epochs": 1, "train_mb_size": 2}
+    small = {"stream": stream, "model": NETWORK, "epochs": 1, "train_mb_size": 2}
     return validate(data | small | changes, "here")
 
 

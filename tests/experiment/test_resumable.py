@@ -14,7 +14,9 @@ from miniature import pacs
 from small_recipes import (
     CLOSED_FORM,
     FEW,
+    NETWORK,
     OFTEN,
+    PACS,
     STRATEGIES,
     reproducible,
     run_strategy,
@@ -118,8 +120,8 @@ def test_augmented_images_and_channels_last_resume_bit_exactly(name, workers, tm
     pacs(tmp_path / "PACS")
     recipe = recipe_of(
         name,
-        stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32, "limit": 2},
-        model={"backbone": "squeezenet", "weights": ""},
+        stream=PACS | {"limit": 2},
+        model=NETWORK,
         train_mb_size=5,
         epochs=1,
         workers=workers,

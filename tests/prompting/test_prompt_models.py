@@ -6,7 +6,7 @@ import pytest
 import torch
 from interrupted_runs import run_with_stops
 from miniature import pacs
-from small_recipes import OFTEN, reproducible, run_strategy, small_recipe
+from small_recipes import OFTEN, PACS, reproducible, run_strategy, small_recipe
 from toy_prompting import (
     ON_A_VIT,
     OPTIMIZERS,
@@ -194,7 +194,7 @@ def recipe_of(kind, backbone):
     own = {"pool": 8} if kind == "coda-p" else {}  # the default is too large for the network
     return small_recipe(
         {kind: {"kind": kind, "lr": 0.01, **own}},
-        stream={"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32, "limit": 2},
+        stream=PACS | {"limit": 2},
         model={"backbone": backbone, "weights": ""},
         train_mb_size=5,
         epochs=1,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from miniature import OWN_CODES, check_labels, open_stream, own, pacs, picture
-from small_recipes import STRATEGIES, small_recipe
+from small_recipes import NETWORK, STRATEGIES, small_recipe
 from torch.utils.data import DataLoader
 
 from covon_avalanche.experiment.build import build_benchmark
@@ -187,7 +187,6 @@ def test_the_cache_of_a_recipe_lies_below_the_folder_of_the_data(tmp_path, monke
     monkeypatch.setenv("HOME", str(tmp_path))
     pacs(tmp_path / "PACS")
     stream = {"name": "PACS", "domains": ["photo"], "image_size": 32, "cache_size": 20}
-    model = {"backbone": "squeezenet", "weights": ""}
-    recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=stream, model=model)
+    recipe = small_recipe({"finetune": STRATEGIES["finetune"]}, stream=stream, model=NETWORK)
     build_benchmark(recipe, seed=0)
     assert pixel_files(tmp_path / "cache")
