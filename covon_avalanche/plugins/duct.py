@@ -8,13 +8,7 @@ from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.checks import check_positive, check_whole
 from covon_avalanche.merging import DUCT, update_batch_norm
-from covon_avalanche.optim import PosteriorOptimizer
-from covon_avalanche.plugins.task_loader import (
-    begin_domain,
-    check_whole_task,
-    task_autocast,
-    task_loader,
-)
+from covon_avalanche.plugins.task_loader import begin_domain, task_autocast, task_loader
 
 
 class DUCTPlugin(SupervisedPlugin):
@@ -50,18 +44,13 @@ class DUCTPlugin(SupervisedPlugin):
 
         :raises ValueError: if model and optimizer do not fit, or there are too many domains.
         """
-        check_whole_task(strategy.experience)
-        if not isinstance(strategy.model, DUCT):
-            raise ValueError(
-                f"DUCTPlugin needs a DUCT model, got {type(strategy.model).__name__}: wrap the "
-                "network with DUCT(network, num_classes, num_domains)"
-            )
-        if isinstance(strategy.optimizer, PosteriorOptimizer):
-            raise ValueError(
-                "DUCT trains each domain from the pretrained weights, without a prior: use an "
-                f"optimizer without a posterior, got {type(strategy.optimizer).__name__}"
-            )
-        begin_domain(strategy)
+        begin_domain(
+            strategy,
+            DUCT,
+            needs="DUCTPlugin needs a DUCT model",
+            hint="wrap the network with DUCT(network, num_classes, num_domains)",
+            no_prior="DUCT trains each domain from the pretrained weights, without a prior",
+        )
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Merge the backbone and retrain the classifier."""

@@ -8,7 +8,7 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 
 from covon_avalanche.checks import check_positive
-from covon_avalanche.plugins.task_loader import begin_domain, check_whole_task, task_loader
+from covon_avalanche.plugins.task_loader import begin_domain, task_loader
 from covon_avalanche.prompting import PromptModel
 
 
@@ -39,13 +39,12 @@ class PromptPlugin(SupervisedPlugin):
         :raises ValueError: if the strategy's model is not a :class:`PromptModel`, or was created
             for fewer domains.
         """
-        if not isinstance(strategy.model, PromptModel):
-            raise ValueError(
-                f"PromptPlugin needs a PromptModel, got {type(strategy.model).__name__}: choose a "
-                "method of covon_avalanche.prompting"
-            )
-        check_whole_task(strategy.experience)
-        begin_domain(strategy)
+        begin_domain(
+            strategy,
+            PromptModel,
+            needs="PromptPlugin needs a PromptModel",
+            hint="choose a method of covon_avalanche.prompting",
+        )
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the method's own loss, such as that of keys."""

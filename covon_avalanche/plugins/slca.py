@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from covon_avalanche.merging import SLCA, MergeRule
 from covon_avalanche.merging.alignment import Layer
-from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.plugins.classifier_alignment import ClassifierAlignmentPlugin
 from covon_avalanche.plugins.merge import merge_task
-from covon_avalanche.plugins.task_loader import begin_domain, check_whole_task, dataset_features
+from covon_avalanche.plugins.task_loader import begin_domain, dataset_features
 
 
 class SLCAPlugin(ClassifierAlignmentPlugin):
@@ -71,19 +70,13 @@ class SLCAPlugin(ClassifierAlignmentPlugin):
 
         :raises ValueError: if model and optimizer do not fit, or there are too many domains.
         """
-        check_whole_task(strategy.experience)
-        model = strategy.model
-        if not isinstance(model, SLCA):
-            raise ValueError(
-                f"SLCAPlugin needs an SLCA model, got {type(model).__name__}: wrap the network "
-                "with SLCA(network, num_classes, num_domains)"
-            )
-        if isinstance(strategy.optimizer, PosteriorOptimizer):
-            raise ValueError(
-                "SLCA trains without a prior: use an optimizer without a posterior, got "
-                f"{type(strategy.optimizer).__name__}"
-            )
-        begin_domain(strategy)
+        begin_domain(
+            strategy,
+            SLCA,
+            needs="SLCAPlugin needs an SLCA model",
+            hint="wrap the network with SLCA(network, num_classes, num_domains)",
+            no_prior="SLCA trains without a prior",
+        )
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Merge, if there is a rule, summarise the domain, and align the classifiers."""

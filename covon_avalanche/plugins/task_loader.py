@@ -41,16 +41,27 @@ def check_one_head(plugin: Any, model: Any, advice: str = "") -> None:
         )
 
 
-def begin_domain(strategy: Any) -> None:
+def begin_domain(strategy: Any, kind: type[Any], needs: str, hint: str, no_prior: str = "") -> None:
     """Begin a domain of a model that counts them, in place of one whose training was interrupted,
-    with a new state of the optimizer, unless that is a posterior."""
-    model = strategy.model
+    with a new state of the optimizer, unless that is a posterior.
+
+    :param no_prior: why a posterior is refused; by default it is not.
+    :raises ValueError: for an online stream, another kind of model, or a posterior.
+    """
+    model, optimizer = strategy.model, strategy.optimizer
+    check_whole_task(strategy.experience)
+    if not isinstance(model, kind):
+        raise ValueError(f"{needs}, got {type(model).__name__}: {hint}")
+    posterior = isinstance(optimizer, PosteriorOptimizer)
+    if posterior and no_prior:
+        name = type(optimizer).__name__
+        raise ValueError(f"{no_prior}: use an optimizer without a posterior, got {name}")
     if model.in_domain:
         model.domains -= 1
     model.begin_domain()
     model.in_domain = True
-    if not isinstance(strategy.optimizer, PosteriorOptimizer):
-        strategy.optimizer.state.clear()
+    if not posterior:
+        optimizer.state.clear()
 
 
 def task_autocast(strategy: Any) -> AbstractContextManager[Any]:
