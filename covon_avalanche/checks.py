@@ -33,10 +33,11 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
-def check_logits(user: str, output: Any) -> None:
+def check_logits(user: str, output: Any, target: Any = None) -> None:
     """Raise a ``ValueError`` unless the outputs are logits of several classes.
 
     :param user: what needs them, for the message.
+    :param target: must not be that of a regression or of several labels, if it is used at all.
     """
     if not isinstance(output, Tensor):
         kind = type(output).__name__
@@ -45,6 +46,12 @@ def check_logits(user: str, output: Any) -> None:
         binary = " (a binary classifier must have two outputs)" if output.shape[1:] == (1,) else ""
         raise ValueError(
             f"{user} needs logits of shape (batch, classes), got {tuple(output.shape)}{binary}"
+        )
+    several = isinstance(target, Tensor) and target.shape == output.shape
+    if several and ((target.sum(1) - 1).abs() > 0.01).any():
+        raise ValueError(
+            f"{user} is for classifiers, whose targets are class ids, or probabilities that sum "
+            f"to 1, got {target.dtype} of shape {tuple(target.shape)}"
         )
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covon_avalanche.checks import check_fraction
+from covon_avalanche.checks import check_fraction, check_logits
 from covon_avalanche.float64 import in_double
 from covon_avalanche.merging.rule import MergeRule, Task, in_shape
 from covon_avalanche.posterior.fisher import expected_squared_gradients, in_mode, zero_sums
@@ -104,7 +104,9 @@ class CoFiMA(FisherMerge):
         batches = 0
         with in_mode(task.model, train=True):
             for x, y, *more in task.batches():
-                loss = F.cross_entropy(task.model(x, *more), y)
+                output = task.model(x, *more)
+                check_logits("CoFiMA", output, y)
+                loss = F.cross_entropy(output, y)
                 gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
                 for total, gradient in zip(sums.values(), gradients, strict=True):
                     if gradient is not None:

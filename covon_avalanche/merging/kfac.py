@@ -160,10 +160,10 @@ def output_gradient_moments(model: nn.Module, batches: Iterable[Batch]) -> dict[
     with in_mode(model, train=False), module_hooks() as hooks:
         for layer in (*names, *(m for m in attention if m.out_proj in names)):
             hooks.enter_context(layer.register_forward_hook(keep, prepend=True))
-        for x, _, *more in batches:
+        for x, y, *more in batches:
             edges.clear()
             output = model(x, *more)
-            check_logits("KFACMerge", output)
+            check_logits("KFACMerge", output, y)
             output = output.float()
             chances = output.detach().softmax(1).cpu()
             labels = chances.multinomial(1, generator=generator)[:, 0].to(output.device)

@@ -172,10 +172,10 @@ def _add_expected(
     model: nn.Module, sums: Sums, batch: Batch, criterion: Criterion, generator: torch.Generator
 ) -> None:
     """Add the squared gradients of each example of a batch, expected over its predicted labels."""
-    x, _, *more = batch
+    x, y, *more = batch
     with torch.no_grad():
         output = model(x, *more)
-    check_logits("the Fisher information of predicted labels", output)
+    check_logits("the Fisher information of predicted labels", output, y)
     p = in_double(output).softmax(1)
     passes = min(p.shape[1], _MOST_PASSES)
     drawn = torch.multinomial(p.cpu(), passes, replacement=True, generator=generator).to(p.device)

@@ -321,6 +321,22 @@ def test_wrong_or_no_batches_are_named_and_nothing_is_merged(name, batches, line
     assert same(remembered(rule), memory)
 
 
+@pytest.mark.parametrize("name", ["kfac", "fisher", "cofima"])
+def test_rules_for_classifiers_refuse_other_targets(name, linear):
+    x, soft = torch.randn(2, 4), torch.tensor([[0.2, 0.5, 0.3], [0.0, 0.0, 1.0]])
+    optimizer, before = torch.optim.SGD(linear.parameters()), weights(linear)
+
+    def merge(target):
+        rule = RULES[name]()
+        merge_into(linear, optimizer, rule, before=before, batches=lambda: [(x, target)])
+
+    for target in torch.randn(2, 3), soft.ceil(), soft.ceil().long():
+        with pytest.raises(ValueError, match="is for classifiers, whose targets are class ids"):
+            merge(target)
+    merge(torch.tensor([2, 0]))
+    merge(soft)
+
+
 def test_an_iterator_that_is_used_up_is_an_error():
     """RegMean passes twice over a task's data, and would keep none of its moments."""
     model, rule = nn.Linear(4, 3), RegMean()
