@@ -40,12 +40,12 @@ def exact_products(x: Tensor, groups: int = 1) -> Iterator[Tensor]:
             backend.fp32_precision = before
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor, factor: float = 1.0) -> None:
-    """``total += factor * aᵀ b`` by groups; one group as matrices, which is faster."""
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """``total += aᵀ b`` by groups; one group as matrices, which is faster."""
     if len(total) == 1:
-        total[0].addmm_(a[0].mT, b[0], alpha=factor)
+        total[0].addmm_(a[0].mT, b[0])
     else:
-        total.baddbmm_(a.mT, b, alpha=factor)
+        total.baddbmm_(a.mT, b)
 
 
 def add_rows(total: Tensor, rows: Tensor) -> None:

@@ -78,17 +78,19 @@ def adam_second_moments(
     """Adam's bias-corrected average of squared gradients by parameter name: Ada-Reg's importance
     (Algorithm 2). Parameters without a step are left out.
 
-    :raises ValueError: if the optimizer does not average squared gradients as Adam does.
+    :raises ValueError: if the optimizer has none.
     """
-    check_adam_family(optimizer, "Ada-Reg")
     names = {p: name for name, p in named_parameters}
     found = {}
     for group in optimizer.param_groups:
-        beta2 = group["betas"][1]
-        for p in group["params"]:
-            state = optimizer.state.get(p)
-            if state and p in names:
-                found[names[p]] = state["exp_avg_sq"] / (1 - beta2 ** float(state["step"]))
+        stepped = [p for p in group["params"] if p in names and optimizer.state.get(p)]
+        states = {names[p]: optimizer.state[p] for p in stepped}
+        if "betas" not in group or any("exp_avg_sq" not in state for state in states.values()):
+            kind = type(optimizer).__name__
+            raise ValueError(f"Ada-Reg needs the second moments of Adam or a relative, got {kind}")
+        for name, state in states.items():
+            correction = 1 - group["betas"][1] ** float(state["step"])
+            found[name] = state["exp_avg_sq"] / correction
     return found
 
 
@@ -200,7 +202,7 @@ class QuadraticAnchor:
         self.strength = strength
         self._all = list(named_parameters)
         if gaussian is not None:
-            self._check_names("gaussian", gaussian.mean)
+            self._check_names("gaussian", gaussian.mean, self._all)
         self.gaussian = grown(gaussian or DiagGaussian({}, {}), self._named)
         """The weights after the last task, and the precision of the pull toward them."""
 
@@ -209,8 +211,10 @@ class QuadraticAnchor:
         """The parameters that are not frozen now."""
         return [(name, p) for name, p in self._all if p.requires_grad]
 
-    def _check_names(self, what: str, given: Mapping[str, Tensor]) -> None:
-        known = {name for name, _ in self._named}
+    def _check_names(
+        self, what: str, given: Mapping[str, Tensor], named: list[tuple[str, Tensor]]
+    ) -> None:
+        known = {name for name, _ in named}
         if given and known.isdisjoint(given):
             raise ValueError(
                 f"{what} has none of the anchor's parameters, got {next(iter(given))!r} and not "
@@ -250,8 +254,8 @@ class QuadraticAnchor:
         :raises ValueError: if an importance does not fit its parameter or is not finite, or all
             are of other parameters, such as those of a wrapped model.
         """
-        self._check_names("importance", importance)
         named = self._named
+        self._check_names("importance", importance, named)
         for name, p in named:
             if name in importance:
                 check_given(name, importance[name], p, "importance")

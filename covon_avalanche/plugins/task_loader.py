@@ -18,8 +18,7 @@ from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.posterior.fisher import in_mode
 
 SECOND_MOMENTS_MB_SIZE = 64
-"""Batch size of passes that may measure second moments: those of convolutions copy whole
-batches."""
+"""Batch size of passes that may measure second moments."""
 
 
 def check_whole_task(experience: Any) -> None:

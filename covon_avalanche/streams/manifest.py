@@ -70,9 +70,12 @@ def read_manifest(
         )
     except (OSError, ValueError) as error:  # pandas and decoders raise ValueErrors
         raise ValueError(f"{file} is not a table in UTF-8: {error}") from error
-    bare = {c: str(c).strip().lower() for c in table}  # spreadsheets have " File "
-    called = {c: _ALSO.get(name, name) for c, name in bare.items()}
-    also = {c: name for c, name in called.items() if name in COLUMNS and name not in table}
+    bare = {str(c).strip().lower(): c for c in table}  # spreadsheets have " File "
+    also: dict[str, str] = {}  # names by heading
+    for name in [c for c in COLUMNS if c not in table]:
+        other = next((other for other, of in _ALSO.items() if of == name), name)
+        heading = other if other in table else bare.get(name, bare.get(other))
+        also |= {heading: name} if heading is not None else {}
     table = table.rename(columns=also)
     missing = [c for c in columns if c not in table]
     if missing:

@@ -123,6 +123,8 @@ def test_a_new_model_object_needs_a_new_anchor():
     with pytest.raises(ValueError, match=r"gaussian has none .*, got 'weight' and not '0\.weight'"):
         QuadraticAnchor(wrapped.named_parameters(), ess=2.0, gaussian=anchor.gaussian)
     again = QuadraticAnchor(model.named_parameters(), ess=2.0, gaussian=anchor.gaussian)
+    frozen = nn.ParameterDict({"weight": nn.Parameter(torch.ones(1, 1), requires_grad=False)})
+    QuadraticAnchor(frozen.named_parameters(), ess=2.0, gaussian=anchor.gaussian)
     with again.pulling(optimizer):
         optimizer.step()
     assert model.weight.item() == pytest.approx(3.0 - 0.1 * (1.0 + 2.0))
@@ -144,5 +146,5 @@ def test_the_second_moments_of_adam_are_unbiased():
         optimizer.step()
     found = adam_second_moments(model.named_parameters(), optimizer)
     assert found["weight"].item() == pytest.approx(9.0)
-    with pytest.raises(ValueError, match=r"Ada-Reg needs an optimizer of the Adam .*, got SGD"):
+    with pytest.raises(ValueError, match=r"needs the second moments of Adam .*, got SGD"):
         adam_second_moments(model.named_parameters(), torch.optim.SGD(model.parameters()))

@@ -36,6 +36,9 @@ def test_headings_and_empty_rows_of_spreadsheets(tmp_path):
     (tmp_path / "a.csv").write_text(text)
     row = {"file": "a.png", "domain": "day", "label": "cat", "split": "test", "Serial": "7"}
     assert read_manifest(tmp_path / "a.csv")[1].to_dict("records") == [row]
+    (tmp_path / "a.csv").write_text("File,path,class,Label,domain,split\n1,a.png,cat,2,day,test\n")
+    found = read_manifest(tmp_path / "a.csv")[1]
+    assert found[["file", "label"]].to_dict("records") == [{"file": "a.png", "label": "cat"}]
     (tmp_path / "a.csv").write_text(f"{text},day,cat,test,8\n")
     with pytest.raises(ValueError, match="row 4 after the header has no ' File '"):
         read_manifest(tmp_path / "a.csv")
