@@ -37,7 +37,7 @@ def check_logits(user: str, output: Any, target: Any = None) -> None:
     """Raise a ``ValueError`` unless the outputs are logits of several classes.
 
     :param user: what needs them, for the message.
-    :param target: must not be that of a regression or of several labels, if it is used at all.
+    :param target: refused if it is that of a regression or has several labels per example.
     """
     if not isinstance(output, Tensor):
         kind = type(output).__name__

@@ -44,6 +44,8 @@ def begin_domain(strategy: Any, kind: type[Any], needs: str, hint: str, no_prior
     """Begin a domain of a model that counts them, in place of one whose training was interrupted,
     with a new state of the optimizer, unless that is a posterior.
 
+    :param kind: the class that the model must have.
+    :param needs: the sentence on another model, which ``hint`` ends.
     :param no_prior: why a posterior is refused; by default it is not.
     :raises ValueError: for an online stream, another kind of model, or a posterior.
     """

@@ -21,7 +21,7 @@ from covon_avalanche.streams.image_files import name_of, part_of
 _TITLE = "# covon_avalanche manifest, version 2"
 _CLASSES = "# classes: "
 COLUMNS = ("file", "domain", "label", "split")
-_ALSO = {"path": "file", "class": "label"}  # as ``covon data list`` calls them
+_ALSO = {"file": "path", "label": "class"}  # as ``covon data list`` calls them
 
 
 def is_table(path: Path) -> bool:
@@ -73,7 +73,7 @@ def read_manifest(
     bare = {str(c).strip().lower(): c for c in table}  # spreadsheets have " File "
     also: dict[str, str] = {}  # names by heading
     for name in [c for c in COLUMNS if c not in table]:
-        other = next((other for other, of in _ALSO.items() if of == name), name)
+        other = _ALSO.get(name, name)
         heading = other if other in table else bare.get(name, bare.get(other))
         also |= {heading: name} if heading is not None else {}
     table = table.rename(columns=also)
