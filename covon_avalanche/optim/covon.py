@@ -5,7 +5,7 @@ Paper: "Fast and Slow Variational Continual Learning", Algorithm 1. The fast ste
 Algorithm 1) with the previous tasks' posterior as its prior. Written from the papers;
 no code of the authors' repository or of ivon-opt was used. MIT licence.
 
-:func:`fast_step` is the algorithm for one parameter; ``cpu_kernel.step`` and
+:func:`fast_step` is the algorithm for one parameter, in ``fast_step.py``; ``cpu_kernel.step`` and
 ``multi_tensor.step`` do the same for lists of parameters, faster. ``PosteriorOptimizer.step``
 checks settings and gradients, then :meth:`CoVON._step` calls one of these two. With
 ``implementation="reference"``, or where a gradient is suspect, ``PosteriorOptimizer._step`` calls
@@ -29,15 +29,11 @@ from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim import multi_tensor, natural_units
 from covon_avalanche.optim.checks import check_betas, check_given, check_keys, check_precisions
 from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
+from covon_avalanche.optim.fast_step import StepSettings, fast_step
 from covon_avalanche.optim.hessian import HessApprox, beta2_at
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.named_params import NamedParam
-from covon_avalanche.optim.natural_units import (
-    AVERAGING,
-    ess_of,
-    has_natural_units,
-    inverse_rms,
-)
+from covon_avalanche.optim.natural_units import ess_of, has_natural_units
 from covon_avalanche.optim.posterior_optimizer import (
     Group,
     PosteriorOptimizer,
@@ -62,7 +58,6 @@ from covon_avalanche.optim.sharding import (
     first_entry,
     is_sharded,
     local,
-    mean_everywhere,
     sharded_like,
     true_everywhere,
 )
@@ -81,63 +76,6 @@ _GAMMA_PRECISION = 2.0  # in the paper's units; chosen in docs/permuted-mnist.md
 _LARGEST_GRADIENT = 1e9  # beyond it a Hessian estimate may overflow float32
 _LARGEST_ESTIMATE = 1e15  # beyond it the square of a Hessian estimate may
 _MANY_STEPS = 100  # before them a precision is not expected to be learned
-
-
-def fast_step(
-    mean: Tensor,
-    statistic: Tensor,
-    grad: Tensor,
-    momentum: Tensor,
-    hess: Tensor,
-    prior_mean: Tensor | float,
-    prior_precision: Tensor | float,
-    *,
-    i: int,
-    ess: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    clip_radius: float,
-    hess_approx: HessApprox,
-    batch_size: float,
-    retraction: float = 0.5,
-    step_square: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Iteration ``i`` of Algorithm 1's inner loop for one parameter tensor, given the gradient.
-
-    This is the reference implementation: to try a change, edit it and pass
-    ``implementation="reference"``.
-
-    :param statistic: average over the posterior samples of ``grad * (theta - mean)``, or, for
-        ``"gradsq"``, of ``grad²``; theta was drawn with the variance of line 4.
-    :param grad: average gradient of the mini-batch loss over the samples (line 5), loss/weight.
-    :param retraction: factor of line 8's last term. Squared gradients, which are positive anyway,
-        have none in natural units.
-    :param step_square: in natural units, the running average of squared raw steps, a scalar.
-    :return: new mean, momentum, hess and ``step_square``. All other tensors have the shape of the
-        parameter.
-    """
-    delta = prior_precision / ess
-    if hess_approx == "gradsq":
-        hess_hat = batch_size * statistic
-    else:
-        hess_hat = statistic * (ess * hess + prior_precision)  # line 6; 1/sigma² of line 4
-    momentum = torch.lerp(momentum, grad, 1 - beta1)  # line 7
-    momentum_hat = momentum / (1 - beta1**i)
-    # line 8; the retraction of its last term keeps hess + delta positive (Lin et al., 2020)
-    change = (1 - beta2) * (hess_hat - hess)
-    if retraction:  # in this order nothing overflows that the result does not
-        change = change + retraction * change * (change / (hess + delta))
-    hess = hess + change
-    slope = momentum_hat + delta * (mean - prior_mean)
-    if step_square is None:
-        step = slope / (hess + delta)  # the Newton step
-    else:  # natural units
-        raw = mean_everywhere(grad.square() / (hess + delta))
-        step_square = torch.lerp(step_square, raw.to(step_square), 1 - AVERAGING)
-        step = inverse_rms(step_square, 1 - AVERAGING**i) * slope / (hess + delta).sqrt()
-    mean = mean - lr * step.clamp(-clip_radius, clip_radius)  # line 9
-    return mean, momentum, hess, step_square
 
 
 class Bucket(NamedTuple):
@@ -558,9 +496,7 @@ class CoVON(PosteriorOptimizer):
             return
         bump_versions(named.param for named in params)
         for bucket in self._buckets(params, train=True):
-            settings = self._settings(bucket.group, bucket.i)
-            if has_natural_units(bucket.group):
-                settings["step_squares"] = [state["step_square"] for state in bucket.states]
+            natural = has_natural_units(bucket.group)
             step(
                 bucket.means,
                 [samples[named] for named in bucket.params],
@@ -569,7 +505,8 @@ class CoVON(PosteriorOptimizer):
                 bucket.entries("hess"),
                 bucket.entries("prior_mean"),
                 bucket.entries("prior_precision", first_precision(bucket.group)),
-                **settings,
+                self._settings(bucket.group, bucket.i),
+                step_squares=bucket.entries("step_square") if natural else None,
             )
             for named, state in zip(bucket.params, bucket.states, strict=True):
                 state["step"] += 1
@@ -644,11 +581,10 @@ class CoVON(PosteriorOptimizer):
             bucket.states.append(state)
         return list(buckets.values())
 
-    def _settings(self, group: Group, i: int) -> dict[str, Any]:
-        """Settings of iteration ``i`` of the task, for :func:`fast_step` and its faster
-        versions."""
+    def _settings(self, group: Group, i: int) -> StepSettings:
+        """Settings of iteration ``i`` of the task."""
         beta1, beta2 = group["betas"]
-        return dict(
+        return StepSettings(
             i=i,
             ess=ess_of(group),
             lr=float(group["lr"]),
@@ -664,16 +600,19 @@ class CoVON(PosteriorOptimizer):
         self, p: Tensor, group: Group, state: State, grad: Tensor, statistic: Tensor
     ) -> tuple[Tensor, State]:
         i = state["step"] + 1
-        prior = current_prior(state, group)
+        prior_mean, prior_precision = (
+            x.to(p.dtype) if isinstance(x, Tensor) else x for x in current_prior(state, group)
+        )
         mean, momentum, hess, step_square = fast_step(
             p,
             statistic,
             grad,
             state["momentum"],
             state["hess"],
-            *(x.to(p.dtype) if isinstance(x, Tensor) else x for x in prior),
-            step_square=state.get("step_square"),
-            **self._settings(group, i),
+            prior_mean,
+            prior_precision,
+            self._settings(group, i),
+            state.get("step_square"),
         )
         # NaN, which no step takes, where float32 cannot hold the precision
         hess = torch.where(torch.isfinite(ess_of(group) * hess), hess, torch.nan)

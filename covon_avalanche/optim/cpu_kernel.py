@@ -3,7 +3,7 @@
 They share a file because numba's cache of a function does not notice a change of what it inlines
 from another file.
 
-The formulas of a step are those of ``covon.fast_step``, in one pass over memory. Parameters are
+The formulas of a step are those of ``fast_step``, in one pass over memory. Parameters are
 the columns of a table of addresses; the work is cut into tiles, which threads share for large
 models with the same result. The inner loops go over ``GROUP`` entries and have no branches: where a
 prior is one number, or bfloat16, they get a float32 array filled with it. All other tensors are
@@ -31,6 +31,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from covon_avalanche.optim.fast_step import StepSettings
 from covon_avalanche.optim.natural_units import AVERAGING
 
 GROUP = 1024
@@ -83,16 +84,8 @@ def step(
     hessians: list[Tensor],
     prior_means: list[Tensor] | float,
     prior_precisions: list[Tensor] | float,
+    settings: StepSettings,
     *,
-    i: int,
-    ess: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    clip_radius: float,
-    hess_approx: str,
-    batch_size: float,
-    retraction: float = 0.5,
     step_squares: list[Tensor] | None = None,
 ) -> None:
     """Update means, momenta and hessians in place (Algorithm 1, lines 6 to 9), in natural units
@@ -101,11 +94,12 @@ def step(
     :param samples: theta.
     :param prior_means: tensors, or 0.
     """
+    i, ess, lr, beta1, beta2, clip_radius, hess_approx, batch_size, retraction = settings
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
     debiasing = 1 / (1 - beta1**i)
+    clip = min(clip_radius, 3e38)
     # in the order of the kernel's arguments
-    clip_radius = min(clip_radius, 3e38)
-    settings = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip_radius, batch_size, retraction, prior0
+    numbers = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip, batch_size, retraction, prior0
     priors = prior_means, prior_precisions
     table = _addresses(means, samples, grads, momenta, hessians, priors=priors)
     squared, factors = hess_approx == "gradsq", np.ones(len(means), f32)
@@ -115,7 +109,7 @@ def step(
         _run(_step_squares, table, sums, squared, *map(f32, of_hess))
         running = _addresses(step_squares)[1]
         _inverse_rms(table[0], sums, running, f32(1 - AVERAGING), f32(1 - AVERAGING**i), factors)
-    _run(_step, table, factors, step_squares is not None, squared, *map(f32, settings))
+    _run(_step, table, factors, step_squares is not None, squared, *map(f32, numbers))
 
 
 def _addresses(*columns: list[Tensor], priors: Iterable[list[Tensor] | float] = ()) -> np.ndarray:

@@ -1,7 +1,7 @@
 """CoVON's arithmetic for lists of tensors, by torch's multi-tensor operations.
 
 For accelerators, for CPUs without numba, for float64 weights, and for several samples a step. The
-formulas are those of ``covon.fast_step``, multiplied through by ``ess`` so that few passes and
+formulas are those of ``fast_step``, multiplied through by ``ess`` so that few passes and
 temporaries are needed.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from covon_avalanche.optim.fast_step import StepSettings
 from covon_avalanche.optim.named_params import NamedParam
 from covon_avalanche.optim.natural_units import AVERAGING, inverse_rms
 from covon_avalanche.optim.samples import fill_normal_
@@ -69,16 +70,8 @@ def step(
     hessians: list[Tensor],
     prior_means: Prior,
     prior_precisions: Prior,
+    settings: StepSettings,
     *,
-    i: int,
-    ess: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    clip_radius: float,
-    hess_approx: str,
-    batch_size: float,
-    retraction: float = 0.5,
     averaged: bool,
     step_squares: list[Tensor] | None = None,
 ) -> None:
@@ -87,6 +80,7 @@ def step(
 
     :param samples: theta, which is used up; with ``averaged`` the statistic of ``fast_step``.
     """
+    i, ess, lr, beta1, beta2, clip_radius, hess_approx, batch_size, retraction = settings
     squared = hess_approx == "gradsq"
     used = samples if averaged or not squared else 0.0  # nothing to cast to float32
     columns = used, grads, momenta, hessians, prior_means, prior_precisions, step_squares

@@ -1,6 +1,6 @@
 """CoVON's settings in natural units: relative to the weights, and steps as long as Adam's.
 
-Algorithm 1 is as in ``covon.fast_step``; these formulas choose its constants. Let ``r`` be the root
+Algorithm 1 is as in ``fast_step``; these formulas choose its constants. Let ``r`` be the root
 mean square of a parameter tensor at the start of a task.
 
 - **Prior**: ``s0 = 1 / (prior_width r)²``, the same for all entries of a tensor.
