@@ -37,7 +37,7 @@ class PromptModel(nn.Module):
         super().__init__()
         check_whole("num_domains", num_domains)
         vit = PromptedViT(network)
-        self.head = take_classifier(network)
+        self.head = take_classifier(network).requires_grad_(True)
         """Shared by all domains, unless a method replaces it."""
         self.vit = vit
         self.num_classes, self.num_domains = self.head.out_features, num_domains
@@ -46,6 +46,7 @@ class PromptModel(nn.Module):
         """Whether a training loop has begun the current domain and not ended it."""
         self.auxiliary_loss: Tensor | float = 0.0
         """Loss of the last forward pass in training, to be added to that of the task."""
+        self.register_load_state_dict_post_hook(_freeze_other_domains)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "auxiliary_loss": 0.0}  # its graph cannot be copied
@@ -70,9 +71,8 @@ class PromptModel(nn.Module):
                 "and all of them have been learned"
             )
         self.domains += 1
-        trained = {id(p) for p in self.trained_parameters()}
+        _freeze_other_domains(self)
         for p in self.parameters():
-            p.requires_grad_(id(p) in trained)
             p.grad = None
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
@@ -113,3 +113,12 @@ class PromptModel(nn.Module):
     @abstractmethod
     def predicted_logits(self, x: Tensor) -> Tensor:
         """Logits with prompts that are selected by the image."""
+
+
+def _freeze_other_domains(model: PromptModel, *_: Any) -> None:
+    """Freeze what the current domain does not train, also after a state dict has been loaded."""
+    if model.domain < 0:
+        return
+    trained = {id(p) for p in model.trained_parameters()}
+    for p in model.parameters():
+        p.requires_grad_(id(p) in trained)

@@ -124,6 +124,29 @@ def test_what_later_domains_need_is_in_the_state(method):
         assert torch.equal(model(x), other.eval()(x))
 
 
+@each
+@pytest.mark.parametrize("domain", [0, 1])
+def test_a_state_loaded_within_a_domain_is_trained_on_as_it_would_have_been(method, domain):
+    model, other = trained(METHODS[method](), domains=domain), METHODS[method]()
+    model.begin_domain()
+    other.load_state_dict(copy_of(model))
+    loaded = copy_of(other)
+    for restored in (model, other):
+        torch.manual_seed(1)
+        take_steps(restored, domain, OPTIMIZERS["sgd"](restored.parameters()))
+    assert not changed_since(copy_of(model), other)
+    assert changed_since(loaded, other) == own_parameters(method, model, domain)
+
+
+@each
+def test_an_optimizer_may_take_what_is_not_frozen_before_the_first_domain(method):
+    model = METHODS[method]()
+    optimizer = OPTIMIZERS["sgd"]([p for p in model.parameters() if p.requires_grad])
+    started = copy_of(model)
+    learn(model, 0, optimizer)
+    assert own_parameters(method, model, 0) <= changed_since(started, model)
+
+
 PUBLISHED = {
     "l2p": dict(pool=10, length=5, top_k=5, key_weight=0.1, batchwise=True),
     "dualprompt": dict(general_length=10, expert_length=40, key_weight=1.0),
