@@ -29,12 +29,8 @@ def update_batch_norm(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> 
         variances are computed within a batch.
     :raises ValueError: for batches in another format, or without examples.
     """
-    wrapped = model
-    while len(inner := [*wrapped.children()]) == 1:  # a wrapper has its own mode
-        wrapped = inner[0]
-    frozen = {norm for norm in batch_norms(model) if wrapped.training and not norm.training}
     with in_mode(model, train=True):
-        norms = [norm for norm in batch_norms(model) if norm.training and norm not in frozen]
+        norms = [norm for norm in batch_norms(model) if norm.training]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]

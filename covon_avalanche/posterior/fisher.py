@@ -138,12 +138,20 @@ def zero_sums(model: nn.Module) -> Sums:
 
 @contextmanager
 def in_mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """Eval or train mode inside, with gradients; each module's own flag is restored outside."""
+    """Eval or train mode inside, with gradients; each module's own flag is restored outside.
+
+    Where the model, without its wrappers, already trains, modules in eval mode stay in it: they
+    are frozen.
+    """
+    inner = model
+    while len(children := [*inner.children()]) == 1:  # a wrapper has its own mode
+        inner = children[0]
     flags = {module: module.training for module in model.modules()}
     fast = torch.backends.mha.get_fastpath_enabled()  # nested tensors, which hooks do not expect
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        model.train(train)
+        if not (train and inner.training):
+            model.train(train)
         with torch.enable_grad():
             yield
     finally:

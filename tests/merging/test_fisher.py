@@ -99,6 +99,19 @@ def test_cofima_measures_in_training_mode_and_leaves_the_flags_alone():
     assert not model.training
 
 
+def test_cofima_leaves_layers_in_eval_mode_that_are_frozen_while_the_model_trains():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))
+    model[0].eval()
+    modes = []
+    model.register_forward_pre_hook(lambda module, _: modes.append([m.training for m in module]))
+    before = {name: buffer.clone() for name, buffer in model[0].named_buffers()}
+    batch = torch.randn(5, 4), torch.randint(3, (5,))
+    end_task(model, CoFiMA(), weights(model), lambda: [batch])
+    assert modes == [[False, True, True]]
+    for name, buffer in model[0].named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
 def test_cofima_of_bfloat16_weights_does_not_depend_on_the_number_of_batches():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).bfloat16()
