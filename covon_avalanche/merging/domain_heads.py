@@ -52,7 +52,12 @@ class DomainHeads(nn.Module):
         """Logits of shape (batch, classes) by a domain's classifier."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of shape (batch, classes)."""
+        """Logits of shape (batch, classes).
+
+        :raises ValueError: in training before the first domain has begun.
+        """
+        if self.training and not int(self.domains):
+            raise ValueError(f"call begin_domain() before training this {type(self).__name__}")
         features, known = self.features(x), max(1, int(self.domains))
         with torch.autocast(x.device.type, enabled=False):
             if self.training:

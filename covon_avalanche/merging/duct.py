@@ -12,7 +12,7 @@ from covon_avalanche.checks import check_positive
 from covon_avalanche.last_layer import classifier
 from covon_avalanche.merging.domain_heads import DomainHeads
 from covon_avalanche.merging.rule import Batches
-from covon_avalanche.posterior.fisher import in_mode
+from covon_avalanche.posterior.fisher import checked, in_mode
 
 
 class DUCT(DomainHeads):
@@ -93,13 +93,13 @@ class DUCT(DomainHeads):
         evaluation mode.
 
         :param batches: starts an epoch: a pass over the domain's shuffled training data.
-        :raises ValueError: without examples.
+        :raises ValueError: for an epoch without a batch.
         """
-        domain, examples = int(self.domains) - 1, 0
+        domain = int(self.domains) - 1
         parameters = [self.head.blocks[domain], self.head.scale]
         optimizer = torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=5e-4)
         with in_mode(self, train=False):
-            for x, y, *_ in (batch for _ in range(epochs) for batch in batches()):
+            for x, y, *_ in (batch for _ in range(epochs) for batch in checked(batches())):
                 with torch.no_grad():
                     features = self.features(x)
                 with torch.autocast(x.device.type, enabled=False):
@@ -107,9 +107,6 @@ class DUCT(DomainHeads):
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                examples += len(y)
-        if epochs and not examples:
-            raise ValueError("a domain has no training examples")
         optimizer.zero_grad()
 
 

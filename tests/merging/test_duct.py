@@ -115,8 +115,17 @@ def test_retraining_is_sgd_at_a_constant_rate_on_the_classifier_and_the_scale():
     assert changed == {"head.blocks.1", "head.scale"}
     torch.testing.assert_close(model.head.blocks[1].detach(), w.float(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.head.scale.detach(), scale.float(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="a domain has no training examples"):
-        model.retrain_classifier(lambda: [])
+    once = iter(epochs[0])
+    with pytest.raises(ValueError, match="was an iterator used a second time"):
+        model.retrain_classifier(lambda: once, epochs=2)
+
+
+@pytest.mark.parametrize("method", [DUCT, SLCA])
+def test_training_before_the_first_domain_is_an_error(method):
+    model = method(toy_model(), 4, 2)
+    assert model.eval()(torch.randn(2, 8)).shape == (2, 4)
+    with pytest.raises(ValueError, match=r"call begin_domain\(\) before training this"):
+        model.train()(torch.randn(2, 8))
 
 
 def test_bad_arguments_are_named():
