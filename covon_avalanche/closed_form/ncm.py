@@ -35,7 +35,12 @@ class NearestClassMean(ClosedFormHead):
         self._domain.index_add_(0, labels, features.to(self.sums.dtype))
 
     def end_domain(self) -> None:
-        """Add the domain's sums, whose direction is that of the means."""
+        """Add the domain's sums, whose direction is that of the means.
+
+        :raises FloatingPointError: if features are not finite; the domain is not added then.
+        """
+        if not self._domain.isfinite().all():
+            raise FloatingPointError("the features of the network are not finite")
         self.sums += self._domain
         del self._domain
 

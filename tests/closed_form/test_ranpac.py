@@ -269,3 +269,8 @@ def test_the_mean_of_a_class_is_over_all_domains():
     torch.testing.assert_close(scores[:, [0, 1, 3]], expected)
     assert scores[:, 2].tolist() == [-1, -1]  # no examples
     assert scores.argmax(1).tolist() == [1, 3]
+    head.begin_domain()
+    head.update(torch.tensor([[torch.nan, 1.0]]), torch.tensor([2]))
+    with pytest.raises(FloatingPointError, match="features of the network are not finite"):
+        head.end_domain()
+    assert torch.equal(head(x), scores)

@@ -45,3 +45,13 @@ def test_bad_domains_are_named(labels, says):
     model = ClosedFormModel(FeatureExtractor(toy_model()), RidgeClassifier(10, 4))
     with pytest.raises(ValueError, match=says):
         model.learn([(torch.zeros(len(labels), 8), torch.tensor(labels, dtype=torch.int64))])
+
+
+def test_labels_are_class_ids_of_any_integer_type():
+    model = ClosedFormModel(FeatureExtractor(toy_model()), RidgeClassifier(10, 4))
+    x, y = torch.randn(8, 8), torch.arange(8) % 4
+    for wrong in (y.float(), y[:, None], torch.nn.functional.one_hot(y)):
+        with pytest.raises(ValueError, match=r"labels must be class ids of shape \(batch,\), got"):
+            model.learn([(x, wrong)])
+    model.learn([(x, y.to(torch.uint8))])
+    assert model.head.gram.any()
