@@ -81,7 +81,7 @@ class CODAPrompt(PromptModel):
             _earlier_detached([*of][: max(1, int(self.domains))])
             for of in (self.components, self.keys, self.attention)
         )
-        q = self.vit.query(x)
+        q = self.vit.query(x).to(keys)
         # cos(q * A, K) without tensors of shape (batch, components, width).
         products = torch.einsum("bd,lmd->lbm", q, attention * F.normalize(keys, dim=-1))
         squares = torch.einsum("bd,lmd->lbm", q.square(), attention.square())

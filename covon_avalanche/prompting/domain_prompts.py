@@ -96,5 +96,11 @@ class DomainPrompts(PromptModel):
 
     @torch.no_grad()
     def end_domain(self, batches: Callable[[], Iterable[Sequence[Tensor]]]) -> None:
-        """Fit the selector to the features of the domain's images."""
-        self.selector.fit(self.domain, torch.cat([self.vit.query(x) for x, *_ in batches()]))
+        """Fit the selector to the features of the domain's images.
+
+        :raises ValueError: without images.
+        """
+        found = [self.vit.query(x) for x, *_ in batches()]
+        if not found:
+            raise ValueError("a domain has no training examples")
+        self.selector.fit(self.domain, torch.cat(found))

@@ -82,13 +82,14 @@ class NearestCentre(DomainSelector):
     def distances(self, features: Tensor, p: int) -> Tensor:
         """L1 (``p = 1``) or L2 distances of normalised features to the nearest centre of each
         learned domain, of shape (batch, domains)."""
-        centres = self.centres[: self.learned]
+        centres = self.centres[: self.learned].float()
         distances = torch.cdist(F.normalize(features.float()), centres.flatten(0, 1), p=p)
         missing = centres[..., 0].isinf()  # whose L2 distances are NaN
         return distances.unflatten(1, centres.shape[:2]).masked_fill(missing, torch.inf).amin(2)
 
     def forward(self, features: Tensor) -> Tensor:
-        distances = torch.cdist(F.normalize(features.float()), self.centres.flatten(0, 1), p=1)
+        centres = self.centres.flatten(0, 1).float()
+        distances = torch.cdist(F.normalize(features.float()), centres, p=1)
         return distances.argmin(1) // self.centres.shape[1]
 
 
@@ -181,7 +182,7 @@ class MixtureSelector(DomainSelector):
         n, learned = len(features), domain + 1
         new = self.batch_size // learned
         weight, bias = (
-            part[:learned].clone().requires_grad_() for part in (self.weight, self.bias)
+            part[:learned].float().clone().requires_grad_() for part in (self.weight, self.bias)
         )
         optimizer = torch.optim.SGD(
             [weight, bias], lr=self.lr, momentum=0.9, weight_decay=self.weight_decay
@@ -189,7 +190,7 @@ class MixtureSelector(DomainSelector):
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
         labels = torch.arange(learned, device=features.device).repeat_interleave(n)
         for _ in range(self.epochs):
-            rows = torch.cat([*(self.sample(old, n) for old in range(domain)), features])
+            rows = torch.cat([*(self.sample(old, n).float() for old in range(domain)), features])
             order = torch.randperm(n * domain, device=features.device).split(self.batch_size - new)
             current = (n * domain + torch.randperm(n, device=features.device)).split(new)
             for parts in zip(order, current, strict=False):

@@ -1,9 +1,11 @@
 """What every prompt method does, whatever its mathematics."""
 
+import copy
 import inspect
 
 import pytest
 import torch
+import torch.nn.functional as F
 from interrupted_runs import run_with_stops
 from miniature import pacs
 from small_recipes import OFTEN, PACS, reproducible, run_strategy, small_recipe
@@ -19,7 +21,7 @@ from toy_prompting import (
     trained,
 )
 from toy_text import toy_clip_with_text
-from toy_vits import add_tiny_clip, toy_clip, toy_vit
+from toy_vits import add_tiny_clip, toy_clip, toy_images, toy_vit
 
 from covon_avalanche import prompting
 from covon_avalanche.experiment.registry import KINDS
@@ -136,6 +138,22 @@ def test_a_state_loaded_within_a_domain_is_trained_on_as_it_would_have_been(meth
         take_steps(restored, domain, OPTIMIZERS["sgd"](restored.parameters()))
     assert not changed_since(copy_of(model), other)
     assert changed_since(loaded, other) == own_parameters(method, model, domain)
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_can_be_converted_between_domains(method, dtype):
+    model, x = trained(METHODS[method](), domains=2), some_images()
+    converted = copy.deepcopy(model).to(dtype)
+    with torch.no_grad():
+        same, within = model(x), 1e-3 if dtype == torch.float64 else 1.0
+        torch.testing.assert_close(converted(x.to(dtype)).float(), same, rtol=0, atol=within)
+    converted.begin_domain()
+    images, y = toy_images(2)
+    loss = F.cross_entropy(converted.train()(images.to(dtype)), y) + converted.auxiliary_loss
+    loss.backward()
+    converted.end_domain(lambda: [(images.to(dtype), y)])
+    assert converted.eval()(x.to(dtype)).isfinite().all()
 
 
 @each
