@@ -55,7 +55,8 @@ class PosteriorCallback(TrainerCallback):
         """Check the optimizer and how training is distributed.
 
         :raises ValueError: for another optimizer or one of other parameters, several samples per
-            step, DeepSpeed, FSDP, or a best checkpoint without the optimizer's state.
+            step, DeepSpeed, FSDP, or a checkpoint, to resume from or the best, without the
+            optimizer's state.
         """
         _check_training(args)
         if self.consolidate and args.load_best_model_at_end and args.save_only_model:
@@ -75,6 +76,11 @@ class PosteriorCallback(TrainerCallback):
             raise ValueError(
                 "the optimizer has none of the parameters that the model trains: construct it "
                 "after the model is wrapped, also by PEFT (get_peft_model instead of peft_config)"
+            )
+        if state.global_step and not any("step" in own for own in optimizer.state.values()):
+            raise ValueError(
+                f"the checkpoint of step {state.global_step} was saved without the optimizer's "
+                "state (save_only_model=True?), which has the posterior: resume from one with it"
             )
         for group in groups:  # the Trainer makes groups without names, and may find a batch size
             if "batch_size" in group:

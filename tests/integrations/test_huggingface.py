@@ -153,6 +153,14 @@ def test_a_resumed_training_equals_one_that_nobody_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("make", [make_covon, make_vcl])
+def test_resuming_without_the_posterior_is_refused(make, tmp_path):
+    options = dict(save_strategy="epoch", save_only_model=True)
+    fit(tmp_path, make, **options)
+    with pytest.raises(ValueError, match=r"of step 6 was saved without .*\(save_only_model=True\?"):
+        fit(tmp_path, make, **options, resume=str(tmp_path / "checkpoint-6"))
+
+
+@pytest.mark.parametrize("make", [make_covon, make_vcl])
 def test_the_best_weights_are_merged_with_their_own_precision(make, tmp_path):
     """The highest loss, which is that of the first epoch, counts as best here."""
     found = []
