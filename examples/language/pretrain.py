@@ -10,7 +10,8 @@ each line, or the name of a data set of the Hub with a column ``text``
 from a random start, without dropout and biases, 20 x 24 sequences of 1024 tokens per step over all
 processes, 5,000 steps per language. ``--optimizer covon`` has its preset at AdamW's learning rate,
 ``covon-paper`` the paper's settings, whose learning rate warms up once and decays over all
-languages; the others' does so for each language. ``--small`` trains a miniature on a CPU.
+languages; the others' does so for each language. ``--small`` trains a miniature on a CPU. After an
+interruption, ``--resume`` continues from the last checkpoint, with the result of a run without one.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from transformers import (
     default_data_collator,
     get_cosine_schedule_with_warmup,
 )
+from transformers.trainer_utils import get_last_checkpoint
 
 from covon_avalanche import CoVON
 from covon_avalanche.integrations.huggingface import PosteriorCallback, shard
@@ -59,6 +61,7 @@ def arguments() -> argparse.Namespace:
     defaults = {"warmup": 500, "context": 1024, "batch_size": 20, "accumulate": 24, "seed": 0}
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    parser.add_argument("--resume", action="store_true", help="from the checkpoints in --output")
     parser.add_argument("--shard", action="store_true", help="distribute weights and posterior")
     parser.add_argument("--small", action="store_true", help="2 layers of width 64, for a test")
     return parser.parse_args()
@@ -105,8 +108,8 @@ def main() -> None:
     corpora = {}
     for corpus in given.corpus:
         name, _, source = corpus.partition("=")
-        if not source:
-            raise SystemExit(f"--corpus {corpus} must be NAME=SOURCE")
+        if not source or name in corpora:
+            raise SystemExit(f"--corpus {corpus} must be NAME=SOURCE, each with a NAME of its own")
         rows = sequences(source, tokenizer, given.context)
         if len(rows) <= given.valid:
             raise SystemExit(f"{source} has {len(rows)} sequences, --valid {given.valid} takes all")
@@ -145,17 +148,13 @@ def main() -> None:
             lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr": 6e-5},
             warmup_steps=given.warmup, max_grad_norm=1.0,
             bf16=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(),
-            report_to=[], seed=given.seed, save_only_model=given.shard,
+            report_to=[], seed=given.seed, save_only_model=given.shard, save_total_limit=1,
         )  # fmt: skip
-        trainer = Trainer(
-            model,
-            settings,
-            train_dataset=parts["train"],
-            data_collator=default_data_collator,
-            optimizers=(optimizer, schedule),
-            callbacks=[PosteriorCallback()] if isinstance(optimizer, CoVON) else [],
-        )
-        trainer.train()
+        options: dict[str, Any] = {"optimizers": (optimizer, schedule)}
+        options["callbacks"] = [PosteriorCallback()] if isinstance(optimizer, CoVON) else []
+        trainer = Trainer(model, settings, default_data_collator, parts["train"], **options)
+        last = get_last_checkpoint(settings.output_dir) if given.resume else None
+        trainer.train(resume_from_checkpoint=last)
         losses = {k: trainer.evaluate(v["test"])["eval_loss"] for k, v in corpora.items()}
         found = ", ".join(f"{key} {math.exp(loss):.2f}" for key, loss in losses.items())
         if trainer.is_world_process_zero():

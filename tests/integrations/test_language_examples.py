@@ -53,9 +53,20 @@ class RecordRates(TrainerCallback):
         self.rates[-1] = max(self.rates[-1], optimizer.param_groups[0]["lr"])
 
 
-def run(name, monkeypatch, *arguments):
+class StopAfterSaving(RecordRates):
+    """Saves each step, and interrupts the second language after two."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_save = True
+
+    def on_save(self, args, state, control, **kwargs):
+        if Path(args.output_dir).name == "de" and state.global_step == 2:
+            raise KeyboardInterrupt
+
+
+def run(name, monkeypatch, *arguments, callback=RecordRates):
     """What a script leaves in its namespace, and the learning rates."""
-    record = RecordRates()
+    record = callback()
     init = transformers.Trainer.__init__
 
     def with_record(self, *args, **kwargs):
@@ -160,6 +171,31 @@ def test_finetune_errors_are_one_sentence(model, monkeypatch, tmp_path):
         )  # fmt: skip
 
 
+def languages(folder, model):
+    """Two corpora of nine documents, and small settings."""
+    for name in ("en", "de"):
+        write(folder / f"{name}.jsonl", [{"text": f"{name} and {i} is. " * 20} for i in range(9)])
+    return [
+        "--corpus", "en=en.jsonl", "--corpus", "de=de.jsonl", "--small", "--tokenizer", model,
+        "--steps", 3, "--warmup", 1, "--context", 32, "--valid", 3, "--batch-size", 2,
+        "--accumulate", 2, "--output",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["covon", "covon-paper"])
+def test_pretraining_resumes_with_the_same_result(optimizer, model, monkeypatch, tmp_path):
+    arguments = ["--optimizer", optimizer, *languages(tmp_path, model)]
+    with monkeypatch.context() as patch:
+        run("pretrain.py", patch, *arguments, "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        run("pretrain.py", patch, *arguments, "parts", callback=StopAfterSaving)
+    assert not (tmp_path / "parts/de.safetensors").exists()
+    with monkeypatch.context() as patch:
+        run("pretrain.py", patch, *arguments, "parts", "--resume")
+    whole, parts = (load_file(tmp_path / name / "de.safetensors") for name in ("whole", "parts"))
+    assert all(value.equal(parts[name]) for name, value in whole.items())
+
+
 @pytest.mark.parametrize("optimizer", ["covon", "covon-paper", "adamw"])
 def test_pretrain(model, optimizer, monkeypatch, tmp_path, capsys):
     write(tmp_path / "en.jsonl", [{"text": "one and one is two. " * 20}] * 12)
@@ -200,18 +236,15 @@ def test_a_corpus_without_text_to_train_on_is_one_sentence(model, monkeypatch, t
         run("pretrain.py", monkeypatch, "--corpus", "en=en.txt", "--small", "--tokenizer", model)
     with pytest.raises(SystemExit, match=r"--corpus en\.txt must be NAME=SOURCE"):
         run("pretrain.py", monkeypatch, "--corpus", "en.txt", "--small", "--tokenizer", model)
+    twice = ["--corpus", "en=en.txt"] * 2
+    with pytest.raises(SystemExit, match="each with a NAME of its own"):
+        run("pretrain.py", monkeypatch, *twice, "--valid", -1, "--tokenizer", model)
 
 
 @two_processes
 @pytest.mark.parametrize("sharded", [[], ["--shard"]])
 def test_pretraining_by_two_processes_equals_that_by_one(sharded, model, monkeypatch, tmp_path):
-    for name in ("en", "de"):
-        write(tmp_path / f"{name}.jsonl", [{"text": f"{name} and {i} is. " * 20} for i in range(9)])
-    arguments = [
-        "--corpus", "en=en.jsonl", "--corpus", "de=de.jsonl", "--small", "--tokenizer", model,
-        "--steps", 3, "--warmup", 1, "--context", 32, "--valid", 3, "--batch-size", 2,
-        "--accumulate", 2, "--output",
-    ]  # fmt: skip
+    arguments = languages(tmp_path, model)
     run("pretrain.py", monkeypatch, *arguments, "one")  # accumulates two micro-batches
     printed = torchrun(EXAMPLES / "pretrain.py", *arguments, "two", *sharded)
     assert printed.count("after de: perplexity") == 1  # by the main process
