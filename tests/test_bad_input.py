@@ -138,7 +138,7 @@ def test_missing_data_are_named_before_any_run_starts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "announced", "times", "sentence"),
+    ("changes", "announced", "times", "says"),
     [
         (
             {"stream": {"name": "PermutedMNIST", "n_experiences": 2}},
@@ -154,9 +154,7 @@ def test_missing_data_are_named_before_any_run_starts(tmp_path):
         ),
     ],
 )
-def test_downloads_are_announced_by_a_dry_run_and_may_fail(
-    tmp_path, monkeypatch, changes, announced, times, sentence
-):
+def test_announced_downloads_may_fail(tmp_path, monkeypatch, changes, announced, times, says):
     def no_route(*_, **__):
         raise URLError("no route to host")
 
@@ -170,7 +168,7 @@ def test_downloads_are_announced_by_a_dry_run_and_may_fail(
     assert announced in dry.stdout
     assert dry.stdout.count("of training, from timed batches") == times
     assert not (tmp_path / "MNIST").exists()
-    assert sentence in refused(*command)
+    assert says in refused(*command)
 
 
 def test_the_home_folder_is_expanded_where_the_shell_does_not(tmp_path, monkeypatch):
@@ -310,9 +308,7 @@ def test_a_search_says_what_an_own_class_raised(base, tmp_path, monkeypatch):
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_whatever_else_happens_is_one_sentence_and_a_log(
-    tmp_path, monkeypatch, error, status, sentence
-):
+def test_anything_else_is_one_sentence_and_a_log(tmp_path, monkeypatch, error, status, sentence):
     def fail(*_):
         raise error
 

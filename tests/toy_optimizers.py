@@ -82,9 +82,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 MIXED = ["tensors", *["numbers"] * 3, *["centre"] * 2, *["tensors"] * 2]
 
 
-def in_a_task(
-    implementation, *dtypes, prior="tensors", sizes=SIZES, device="cpu", **options
-) -> CoVON:
+def in_a_task(implementation, *dtypes, prior="tensors", sizes=SIZES, device="cpu", **options):
     """A CoVON with a parameter a size, in turn of these dtypes, and random state; see ``MIXED``."""
     generator = torch.Generator().manual_seed(0)
     groups = []

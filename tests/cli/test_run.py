@@ -85,9 +85,7 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
 
 
 @pytest.mark.usefixtures("in_this_process", "undrawn")
-def test_a_run_of_another_process_is_waited_for_and_resumed_if_that_is_killed(
-    arguments, tmp_path, monkeypatch
-):
+def test_a_run_of_another_process_is_waited_for_and_resumed(arguments, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "out", load_recipe(arguments[1]), "covon", 0)
     with contextlib.ExitStack() as another:
         another.enter_context(folder.opened())
@@ -267,9 +265,7 @@ class Scaled(SupervisedPlugin):
 
 
 @pytest.mark.usefixtures("in_this_process", "undrawn")
-def test_a_changed_class_is_another_run_and_a_subset_keeps_the_others_in_the_table(
-    tmp_path, monkeypatch
-):
+def test_a_changed_class_is_another_run_and_a_subset_keeps_the_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     own = STRATEGIES["custom"] | {"implementation": "scaled_plugin:Scaled", "optimizer": "sgd"}

@@ -113,9 +113,7 @@ def mixed(name, *bases):
     ],
     ids=lambda kind: getattr(kind, "__name__", None),
 )
-def test_a_strategy_that_makes_its_own_loaders_keeps_them(
-    kind, ours_in_training, ours_in_evaluation
-):
+def test_strategies_that_make_own_loaders_keep_them(kind, ours_in_training, ours_in_evaluation):
     data = tensors()
     assert isinstance(loader(kind, data), TensorLoader) == ours_in_training
     assert isinstance(loader(kind, data, train=False), TensorLoader) == ours_in_evaluation

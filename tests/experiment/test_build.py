@@ -106,9 +106,7 @@ def test_a_recipe_may_limit_the_training_images_alone(tmp_path):
     assert found == {"train": 7, "valid": 2 * 7, "test": 2 * 7}
 
 
-def test_office_home_and_imagenet_r_lie_below_the_data_with_the_same_test_images_for_all_seeds(
-    tmp_path,
-):
+def test_office_home_and_imagenet_r_have_the_same_test_images_for_all_seeds(tmp_path):
     office_home(tmp_path / "OfficeHome")
     imagenet_r(tmp_path / "imagenet-r")
     for name, domains in (("OfficeHome", ["Real World", "Art"]), ("ImageNetR", ["sketch", "art"])):

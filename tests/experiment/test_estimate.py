@@ -43,9 +43,7 @@ def test_the_estimated_time_is_that_of_all_steps_and_the_ends_of_domains(benchma
 
 
 @pytest.mark.parametrize(("name", "merges"), [("ewc", 2), ("joint", 1)])
-def test_passes_over_the_images_after_training_are_in_the_estimated_time(
-    name, merges, benchmark, monkeypatch
-):
+def test_passes_after_training_are_in_the_estimated_time(name, merges, benchmark, monkeypatch):
     """Such a pass takes 2 seconds an image, and a merge 3 seconds."""
     timed = {
         (2, 3): estimate._Timed(1 / 64, 6, 2 * 6 + 3),

@@ -168,7 +168,7 @@ def changed(file):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("spoil", "says"),
     [
         (truncated, "BadZipFile"),
         (changed, "is damaged"),
@@ -176,9 +176,7 @@ def changed(file):
         ("_versions", "was made by other versions: torch 99.0"),
     ],
 )
-def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
-    spoil, message, stopped, tmp_path, caplog, monkeypatch
-):
+def test_one_before_a_bad_checkpoint_is_used(spoil, says, stopped, tmp_path, caplog, monkeypatch):
     (folder, recipe), run = stopped, stopped[0].hash
     latest, before, *_ = checkpoint.stored_points(folder.checkpoint_folder)
     if spoil in (truncated, changed):
@@ -193,7 +191,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
             save_checkpoint(folder.checkpoint_folder, latest, state, run)
     with caplog.at_level(logging.INFO, "covon_avalanche"):
         result = run_in_folder(RunFolder(tmp_path, recipe, "finetune", 0))
-    assert message in caplog.text
+    assert says in caplog.text
     assert "the one before it is used" in caplog.text or "the checkpoint before it" in caplog.text
     assert f"epoch {before.epoch + 1}, batch {before.batch + 1}" in caplog.text
     assert reproducible(result) == whole("finetune")
@@ -202,9 +200,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_used(
 @pytest.mark.parametrize(
     ("function", "error"), [("restore", AttributeError), ("_set_generator_states", IndexError)]
 )
-def test_without_a_usable_checkpoint_the_run_restarts(
-    function, error, stopped, tmp_path, caplog, monkeypatch
-):
+def test_without_any_the_run_restarts(function, error, stopped, tmp_path, caplog, monkeypatch):
     def fail(error):
         def failing(*_):
             raise error("no such thing")

@@ -187,9 +187,7 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_workers(recipe, tm
     assert first.result().resumed == 1
 
 
-def test_the_next_run_removes_what_a_killed_process_was_writing_once_no_other_runs(
-    recipe, tmp_path
-):
+def test_the_next_run_removes_what_a_killed_process_was_writing(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
     part = folder.checkpoint_folder / ".1.pt.0123456789abcdef.part"
     part.parent.mkdir(parents=True)
@@ -231,9 +229,7 @@ def test_finished_runs_with_other_settings_are_named(images, tmp_path):
     assert len(other_settings([RunFolder(tmp_path, new, "finetune", 2)])) == 1
 
 
-def test_runs_with_data_or_weights_in_another_folder_are_named_unless_these_have_moved(
-    images, tmp_path
-):
+def test_runs_with_data_in_another_folder_are_named_unless_these_have_moved(images, tmp_path):
     roots = [tmp_path / name for name in "ab"]
     for root in roots:
         (root / "mine").mkdir(parents=True)

@@ -283,9 +283,7 @@ def test_the_space_of_every_strategy_has_only_what_it_takes():
         ("replay", "mem_size", {"low": 50, "high": 200}, True),
     ],
 )
-def test_the_first_trial_has_the_recipes_own_settings_where_the_space_has_them(
-    tmp_path, runs, name, key, values, known
-):
+def test_the_first_trial_has_the_recipes_own_settings(tmp_path, runs, name, key, values, known):
     recipe = recipe_of(name, search={name: {key: values}})
     run_searches([Search(recipe, name, tmp_path, 0, 3)])
     own = getattr(recipe.strategies[name], key)
@@ -384,9 +382,7 @@ def test_a_result_of_another_run_completes_no_trial(tmp_path, runs):
 # The protocol ---------------------------------------------------------------------------------
 
 
-def test_the_grid_has_the_recipes_own_rate_and_is_extended_while_the_best_is_at_an_end(
-    tmp_path, scores
-):
+def test_the_grid_has_the_recipes_rate_and_grows_while_the_best_is_at_an_end(tmp_path, scores):
     def peak(at):
         return lambda settings: 1 / (1 + abs(math.log10(settings.lr / at)))
 
@@ -438,9 +434,7 @@ def test_a_best_value_in_the_outer_tenth_of_its_range_is_marked(tmp_path, scores
 
 
 @pytest.mark.parametrize("alpha", [{"low": 10.0, "high": 1000.0}, {"choices": [10]}])
-def test_a_recipes_own_value_outside_of_the_range_is_marked_if_it_is_the_best(
-    tmp_path, scores, alpha
-):
+def test_a_recipes_own_value_outside_of_the_range_is_marked_if_best(tmp_path, scores, alpha):
     scores(lambda settings: 1 / (1 + settings.alpha))
     own = STRATEGIES["lwf"]
     space = {"lr": {"low": own["lr"] / 100, "high": own["lr"] * 100}, "alpha": alpha}

@@ -229,9 +229,7 @@ def test_covon_keeps_the_precision_of_eq_8_and_eq_8_for_other_parameters(linear,
 
 
 @pytest.mark.parametrize("rule", [EMA(1.0), Average(), MagMax(1.0), RegMean()])
-def test_bfloat16_weights_are_merged_with_covons_mean_in_float32(
-    linear, batch, rule, almost_no_ridge
-):
+def test_bfloat16_weights_are_merged_with_covons_float32_mean(linear, batch, rule, almost_no_ridge):
     """With a single task these rules keep its weights, with changes that bfloat16 rounds away."""
     if isinstance(rule, RegMean):
         rule.moments, rule.outputs = {"": torch.zeros(1, 5, 5)}, {"": 3}  # no past

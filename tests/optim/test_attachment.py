@@ -125,9 +125,7 @@ def test_evaluations_see_the_mean_also_between_micro_batches(make_each, micro_ba
 
 @pytest.mark.parametrize("wrap", [lambda model: model, nn.Module.share_memory])
 @pytest.mark.parametrize("training", [False, True])
-def test_predictions_with_samples_leave_the_one_that_waits(
-    make_each, micro_batches, wrap, training
-):
+def test_predictions_with_samples_leave_one_that_waits(make_each, micro_batches, wrap, training):
     """As where an epoch ends between micro-batches, or after a step that a GradScaler skips."""
 
     def predict(model, optimizer):
@@ -144,9 +142,7 @@ def test_predictions_with_samples_leave_the_one_that_waits(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_predictions_between_forward_and_backward_pass_leave_the_gradient(
-    make_each, micro_batches, batch, shared
-):
+def test_predictions_before_a_backward_pass_are_harmless(make_each, micro_batches, batch, shared):
     """As of a teacher with the same weights, also where these are overwritten in place."""
     block = by_block(make_each, micro_batches)
     model = Net().share_memory() if shared else Net()

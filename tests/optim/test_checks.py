@@ -33,9 +33,7 @@ VCL += [("betas", (0.9, None)), ("importance_strength", -1.0)]
     ("make", "option", "value"),
     [(make_covon, *s) for s in BOTH + COVON] + [(make_vcl, *s) for s in BOTH + VCL],
 )
-def test_bad_settings_are_named_when_made_and_when_written_later(
-    make, linear, batch, option, value
-):
+def test_bad_settings_are_named_when_made_and_written_later(make, linear, batch, option, value):
     """As schedulers write them: checked once a step, before anything is changed."""
     with pytest.raises(ValueError, match=rf"{option} must be .*got {re.escape(repr(value))}"):
         make(linear.parameters(), **{option: value})

@@ -259,9 +259,7 @@ class TestSlowStep:
             (dict(hess_approx="reparam"), 0.7),
         ],
     )
-    def test_auto_keeps_twice_the_precision_of_estimates_that_are_never_negative(
-        self, linear, batch, options, factor
-    ):
+    def test_auto_doubles_estimates_that_are_never_negative(self, linear, batch, options, factor):
         optimizer = make_covon(linear.parameters(), batch_size=16, **options)
         assert (optimizer.param_groups[0]["gamma_precision"] or 0.7) == factor
         train_step(optimizer, linear, batch)
@@ -354,9 +352,7 @@ class TestMemory:
         assert peak - held < 7 * 4 * 600**2  # temporaries, gradient and prior of a layer
 
     @pytest.mark.parametrize(("implementation", "transient"), [("compiled", 0), ("foreach", 3)])
-    def test_what_is_held_and_what_a_step_needs_meanwhile(
-        self, implementation, transient, monkeypatch
-    ):
+    def test_what_is_held_and_what_a_step_needs(self, implementation, transient, monkeypatch):
         """The temporaries of multi-tensor operations are those of one bucket."""
         layers, layer = [nn.Parameter(torch.randn(600, 600)) for _ in range(3)], 4 * 600**2
         gradients = [torch.randn_like(p) / 1000 for p in layers]

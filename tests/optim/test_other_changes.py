@@ -317,9 +317,7 @@ class TestGradientsOfOtherPoints:
 
 
 @pytest.mark.parametrize("highest", [100.0, 0.5])
-def test_a_temperature_that_is_clamped_after_each_step_is_no_change_unless_it_is_one(
-    make, batch, highest
-):
+def test_a_temperature_clamped_after_each_step_is_no_change_unless_it_is_one(make, batch, highest):
     """As CLIP's."""
     scale, layer = nn.Parameter(torch.tensor(1.0)), nn.Linear(4, 3)
     optimizer = make([("0", layer.weight), ("scale", scale), ("1", layer.bias)])

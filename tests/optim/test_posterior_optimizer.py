@@ -87,9 +87,7 @@ class TestSampling:
             with refused(optimizer, says), optimizer.sampled_params():
                 begin()
 
-    def test_a_generator_reproduces_the_run_and_global_randomness_is_left_alone(
-        self, make, linear, batch
-    ):
+    def test_a_generator_reproduces_the_run_without_global_randomness(self, make, linear, batch):
         state, runs = torch.get_rng_state(), []
         for seed in (3, 3, 4):
             model = copy.deepcopy(linear)
@@ -217,9 +215,7 @@ class TestWhichParameters:
         assert torch.equal(linear.bias, before)
         assert set(optimizer.posterior().mean) == {"weight"}
 
-    def test_predictions_sample_those_that_were_frozen_after_their_training(
-        self, make, linear, batch
-    ):
+    def test_predictions_sample_those_frozen_after_their_training(self, make, linear, batch):
         optimizer = make(linear.named_parameters())
         train_task(optimizer, linear, batch)
         samples = []
@@ -304,9 +300,7 @@ class TestStepping:
         assert not same(weights(linear), before)
 
     @pytest.mark.parametrize("set_to_none", [True, False])
-    def test_a_step_may_be_skipped_once_gradients_are_cleared(
-        self, make, linear, batch, set_to_none
-    ):
+    def test_a_step_may_be_skipped_if_gradients_are_cleared(self, make, linear, batch, set_to_none):
         """As GradScaler does when it finds an overflow."""
         runs = []
         for skip in (False, True):
@@ -331,7 +325,7 @@ class TestStepping:
         assert other.mc_samples == 3
 
     @pytest.mark.parametrize("mc_samples", [1, 3])
-    def test_micro_batches_and_a_scaled_loss_give_the_step_of_the_whole_batch(
+    def test_micro_batches_and_scaled_losses_make_a_step(
         self, make_each, linear, batch, mc_samples
     ):
         """Micro-batches go inside one sample; GradScaler unscales between sample and step."""
@@ -354,9 +348,7 @@ class TestStepping:
             torch.testing.assert_close(dict(run.mean), dict(runs[0].mean))
             torch.testing.assert_close(dict(run.precision), dict(runs[0].precision))
 
-    def test_a_closure_in_a_sample_has_gradients_after_a_step_that_was_skipped(
-        self, make, linear, batch
-    ):
+    def test_a_closure_in_a_sample_has_gradients_after_a_skipped_step(self, make, linear, batch):
         """As with Lightning's callback, whose closure ends the sample."""
         optimizer, loss = make(linear.parameters()), nll(linear, batch)
         record_sample(optimizer, loss)
@@ -414,9 +406,7 @@ class TestStepping:
 
 class TestGuards:
     @pytest.mark.parametrize("value", [math.nan, math.inf])
-    def test_a_bad_gradient_is_named_and_nothing_is_overwritten(
-        self, make_each, linear, batch, value
-    ):
+    def test_a_bad_gradient_is_named_and_changes_nothing(self, make_each, linear, batch, value):
         optimizer = make_each(linear.named_parameters())
         for _ in range(3):
             train_step(optimizer, linear, batch)
@@ -435,9 +425,7 @@ class TestGuards:
             optimizer.step()
 
     @pytest.mark.parametrize("place", [0, -1])
-    def test_a_precision_that_is_not_positive_is_named_before_sampling(
-        self, linear, batch, implementation, place
-    ):
+    def test_a_negative_precision_is_named_at_once(self, linear, batch, implementation, place):
         optimizer = make_covon(linear.named_parameters(), implementation=implementation)
         train_step(optimizer, linear, batch)
         optimizer.state[linear.bias]["hess"][place] = -1.0
@@ -460,9 +448,7 @@ class TestGuards:
         optimizer.add_param_group({"params": [linear.bias]})
         train_step(optimizer, linear, batch)
 
-    def test_a_generator_is_one_of_torch_and_shared_by_several_processes(
-        self, make, linear, monkeypatch
-    ):
+    def test_a_generator_is_torchs_and_shared_by_several_processes(self, make, linear, monkeypatch):
         with pytest.raises(ValueError, match=r"generator must be a torch.Generator, got 5"):
             make(linear.parameters(), generator=5).sampled_params().__enter__()
         monkeypatch.setattr(dist, "is_initialized", lambda: True)

@@ -192,9 +192,7 @@ def test_a_binary_classifier_of_a_single_output_is_refused(plugin):
         (VCLPlugin, toy_model, adamw, "VCLPlugin needs a BayesByBackprop optimizer, got AdamW"),
     ],
 )
-def test_models_and_optimizers_that_do_not_fit_are_refused_before_training(
-    plugin, model, optimizer, says
-):
+def test_models_and_optimizers_that_do_not_fit_are_refused_at_once(plugin, model, optimizer, says):
     model = model()
     before = weights(model)
     strategy = make_naive(model, optimizer(model), plugin())

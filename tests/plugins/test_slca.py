@@ -78,9 +78,7 @@ def test_predictions_are_by_the_largest_logit_of_all_domains_classifiers():
     torch.testing.assert_close(model.train()(x), rows[:, 8:])
 
 
-def test_coma_averages_with_the_weights_after_alignment_and_goes_on_with_unmerged_classifiers(
-    monkeypatch,
-):
+def test_coma_averages_aligned_weights_and_goes_on_with_unmerged_classifiers(monkeypatch):
     found = []
 
     def watched(layers, *own, **options):

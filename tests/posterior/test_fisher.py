@@ -196,9 +196,7 @@ def test_weights_that_a_layer_computes_from_parameters_of_its_own_are_exact():
     [(squared_example_gradients, torch.square), (absolute_example_gradients, torch.abs)],
 )
 @pytest.mark.parametrize("sizes", [[7], [3, 4]])
-def test_sizes_equal_the_loop_whatever_the_batches_and_chunks(
-    case, sizes, function, size, monkeypatch
-):
+def test_sizes_are_the_loops_in_all_batches_and_chunks(case, sizes, function, size, monkeypatch):
     _, model, x, y = case
     batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
     expected = by_loop(model, x, y, size=size)

@@ -76,9 +76,7 @@ class TestHeadline:
         assert "Not significantly different from the best (p ≥ 0.05): buffer" in text
 
     @pytest.mark.usefixtures("undrawn")
-    def test_a_winner_with_replay_does_not_hide_the_best_without_and_there_may_be_none(
-        self, tmp_path
-    ):
+    def test_a_winner_with_replay_does_not_hide_the_best_without_if_there_is_one(self, tmp_path):
         three = [("er", 0.9, "replay"), ("covon", 0.8, "covon"), ("all", 0.95, "cumulative")]
         results = [made_up(name, 0, [[a]], kind=kind) for name, a, kind in three]
         results.append(made_up("joint", 0, [[0.9]], kind="joint", recipe="offline"))

@@ -98,9 +98,7 @@ def pictures(root: Path, *places: str) -> Path:
     [("Train", "Test"), ("training", "testing"), ("TRAIN", "val"), ("train_set", "Validation")],
 )
 @pytest.mark.parametrize("outside", [True, False])
-def test_splits_are_recognised_whatever_their_case_within_and_around_domains(
-    tmp_path, train, test, outside
-):
+def test_splits_are_found_in_any_case_within_and_around_domains(tmp_path, train, test, outside):
     for part, number in ((train, 3), (test, 2)):
         for domain, name in (("day", "cat"), ("day", "dog"), ("night", "dog")):
             middle = (part, domain, name) if outside else (domain, part, name)

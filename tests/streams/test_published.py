@@ -84,9 +84,7 @@ def test_labels_and_numbers_of_each_class(name, copy_of):
 
 
 @pytest.mark.parametrize("name", ["OfficeHome", "ImageNetR"])
-def test_the_split_depends_on_its_own_seed_only_and_not_on_where_the_data_lie(
-    name, copy_of, tmp_path
-):
+def test_the_split_depends_on_its_own_seed_and_not_on_where_the_data_lie(name, copy_of, tmp_path):
     stream, make, codes, *_ = COPIES[name]
 
     def tested(folder, **options):
