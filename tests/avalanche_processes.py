@@ -11,17 +11,9 @@ from avalanche.training.plugins import EvaluationPlugin
 from toy_optimizers import make_covon, make_vcl
 from toys import Watch, adamw, make_naive, make_strategy, sgd, toy_benchmark, toy_model
 
-from covon_avalanche import CoVONPlugin, EVCLPlugin, MergePlugin, SIPlugin, TDVCLPlugin
+from covon_avalanche import CoVONPlugin, EVCLPlugin, MergePlugin, TDVCLPlugin, plugins
 from covon_avalanche.evaluation import DomainMetrics
 from covon_avalanche.merging import FisherMerge, RegMean
-from covon_avalanche.plugins import (
-    AvalancheSIPlugin,
-    EWCPlugin,
-    LwFPlugin,
-    MASPlugin,
-    RWalkPlugin,
-    SchedulePlugin,
-)
 
 IMAGES = 50  # odd halves: the evaluation of one process repeats an image
 
@@ -35,11 +27,9 @@ def vcl(model):
     return make_vcl(model.named_parameters(), seed=5)
 
 
-def naive(optimizer, *plugins):
+def naive(optimizer, *own):
     """Makes fine-tuning with plugins."""
-    return lambda model, **options: make_naive(
-        model, optimizer(model), *(plugin() for plugin in plugins), **options
-    )
+    return lambda model, **o: make_naive(model, optimizer(model), *(p() for p in own), **o)
 
 
 def seeds():
@@ -52,25 +42,23 @@ def seeds():
 
 
 def schedule():
-    return SchedulePlugin([{"lr": 0.1}, {}, {"lr": 0.02, "epochs": 2}])
+    return plugins.SchedulePlugin([{"lr": 0.1}, {}, {"lr": 0.02, "epochs": 2}])
 
 
 KINDS = {
-    "covon": lambda model, **options: make_strategy(
-        "covon", model, optimizer=covon(model), **options
-    ),
+    "covon": lambda model, **o: make_strategy("covon", model, optimizer=covon(model), **o),
     "covon with RegMean": naive(covon, lambda: CoVONPlugin(merge=RegMean())),
-    "vcl": lambda model, **options: make_strategy("vcl", model, optimizer=vcl(model), **options),
+    "vcl": lambda model, **o: make_strategy("vcl", model, optimizer=vcl(model), **o),
     "td-vcl": naive(vcl, seeds, TDVCLPlugin),
     "evcl": naive(vcl, lambda: EVCLPlugin(strength=0.1)),
     "ada-reg": partial(make_strategy, "ada-reg"),
     "ewc-star": partial(make_strategy, "ewc-star"),
-    "ewc": naive(sgd, lambda: EWCPlugin(1.0)),
-    "lwf": naive(sgd, lambda: LwFPlugin(1.0)),
-    "mas": naive(sgd, lambda: MASPlugin(0.01)),
-    "rwalk": naive(sgd, lambda: RWalkPlugin(0.1, delta_t=2)),
-    "si": naive(sgd, lambda: SIPlugin(0.1)),
-    "avalanche-si": naive(sgd, lambda: AvalancheSIPlugin(0.1)),
+    "ewc": naive(sgd, lambda: plugins.EWCPlugin(1.0)),
+    "lwf": naive(sgd, lambda: plugins.LwFPlugin(1.0)),
+    "mas": naive(sgd, lambda: plugins.MASPlugin(0.01)),
+    "rwalk": naive(sgd, lambda: plugins.RWalkPlugin(0.1, delta_t=2)),
+    "si": naive(sgd, lambda: plugins.SIPlugin(0.1)),
+    "avalanche-si": naive(sgd, lambda: plugins.AvalancheSIPlugin(0.1)),
     "scheduled": naive(sgd, schedule),
     "merged": naive(adamw, lambda: MergePlugin(FisherMerge())),
 }

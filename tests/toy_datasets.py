@@ -3,13 +3,10 @@
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
-from avalanche.benchmarks.utils import (
-    AvalancheDataset,
-    _make_taskaware_tensor_classification_dataset,
-)
-from avalanche.training.plugins import EvaluationPlugin
+from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.supervised import Naive
 from torch import nn
+from toys import make_naive, sgd, tensor_dataset
 
 from covon_avalanche import TensorBatches
 from covon_avalanche.streams import PermutedDigits
@@ -21,9 +18,8 @@ def digits():
 
 def tensors(n=50, transform=None):
     x, y = torch.randn(n, 6), torch.randint(3, (n,))
-    return _make_taskaware_tensor_classification_dataset(
-        x, y, task_labels=0, transform_groups={"train": (transform, None), "eval": (None, None)}
-    )
+    groups = {"train": (transform, None), "eval": (None, None)}
+    return tensor_dataset(x, y, task_labels=0, transform_groups=groups)
 
 
 def wrapped(data):
@@ -36,14 +32,8 @@ class FastNaive(TensorBatches, Naive):
 
 def loader(kind, data, *, train=True, **options):
     model = nn.Linear(1, 1)
-    made = kind(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        train_mb_size=8,
-        evaluator=EvaluationPlugin(),
-    )
+    made = make_naive(model, sgd(model), cls=kind, train_mb_size=8, eval_mb_size=8)
     made.experience = with_task_labels(benchmark_from_datasets(train=[data])).train_stream[0]
     made.adapted_dataset = data
-    made.eval_mb_size = 8
     (made.make_train_dataloader if train else made.make_eval_dataloader)(**options)
     return made.dataloader

@@ -5,26 +5,16 @@ import torch.nn.functional as F
 from torch import nn
 from toy_optimizers import weights
 
-from covon_avalanche.merging import (
-    EMA,
-    Average,
-    CoFiMA,
-    FisherMerge,
-    KFACMerge,
-    MagMax,
-    RegMean,
-    Task,
-    merge_into,
-)
+from covon_avalanche import merging
 
 RULES = {
-    "regmean": RegMean,
-    "kfac": KFACMerge,
-    "average": Average,
-    "ema": lambda: EMA(0.5),
-    "fisher": FisherMerge,
-    "cofima": CoFiMA,
-    "magmax": MagMax,
+    "regmean": merging.RegMean,
+    "kfac": merging.KFACMerge,
+    "average": merging.Average,
+    "ema": lambda: merging.EMA(0.5),
+    "fisher": merging.FisherMerge,
+    "cofima": merging.CoFiMA,
+    "magmax": merging.MagMax,
 }
 """For any optimizer, by their names in recipes."""
 
@@ -51,7 +41,9 @@ def images(seed, n=40):
 def task_of(model, x, before=None, batch_size=10_000):
     """A task with these inputs, of class 0."""
     y, before = torch.zeros(len(x), dtype=torch.long), before or {}
-    return Task(model, before, lambda: zip(x.split(batch_size), y.split(batch_size), strict=True))
+    return merging.Task(
+        model, before, lambda: zip(x.split(batch_size), y.split(batch_size), strict=True)
+    )
 
 
 def merged_by(rule, models, inputs):
@@ -66,7 +58,7 @@ def end_task(model, rule, values, batches=None) -> None:
     before = weights(model)
     model.load_state_dict(values, strict=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    merge_into(model, optimizer, rule, before=before, batches=batches)
+    merging.merge_into(model, optimizer, rule, before=before, batches=batches)
 
 
 def accuracies(model, rule, tasks, y, lr, steps):
@@ -78,6 +70,6 @@ def accuracies(model, rule, tasks, y, lr, steps):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-        merge_into(model, optimizer, rule, before=before, batches=lambda x=x: [(x, y)])
+        merging.merge_into(model, optimizer, rule, before=before, batches=lambda x=x: [(x, y)])
     with torch.no_grad():
         return [(model(x).argmax(1) == y).float().mean().item() for x in tasks]

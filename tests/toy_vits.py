@@ -9,8 +9,8 @@ import pytest
 import torch
 from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline
 from avalanche.benchmarks.scenarios.task_aware import with_task_labels
-from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from torch import Tensor, nn
+from toys import tensor_dataset
 
 from covon_avalanche.backbones.libraries import ImageTower
 
@@ -66,7 +66,7 @@ def toy_image_benchmark(n_domains: int = 3) -> CLScenario:
 
     def dataset(domain: int, seed: int):
         x, y = toy_images(domain, seed=seed)
-        return _make_taskaware_tensor_classification_dataset(x, y, task_labels=0)
+        return tensor_dataset(x, y, task_labels=0)
 
     streams = {
         name: [dataset(domain, seed) for domain in range(n_domains)]

@@ -16,6 +16,9 @@ from toy_optimizers import make_covon, make_vcl, same, train_step, weights  # no
 
 from covon_avalanche import AdaRegPlugin, CoVONPlugin, EWCStarPlugin, VCLPlugin
 
+#: Of inputs and targets.
+tensor_dataset = _make_taskaware_tensor_classification_dataset
+
 
 def toy_benchmark(
     n_experiences: int = 3, n: int = 48, *, classes_per_experience: int | None = None
@@ -33,7 +36,7 @@ def toy_benchmark(
             y = experience * classes_per_experience + torch.arange(n) % classes_per_experience
             rotated = centres
         x = rotated[y] + torch.randn(n, 8, generator=generator)
-        return _make_taskaware_tensor_classification_dataset(x, y, task_labels=0)
+        return tensor_dataset(x, y, task_labels=0)
 
     streams = {s: [dataset(i) for i in range(n_experiences)] for s in ("train", "test")}
     return with_task_labels(with_classes_timeline(benchmark_from_datasets(**streams)))
@@ -56,13 +59,8 @@ QUIET = dict(train_mb_size=16, train_epochs=2, eval_mb_size=64, evaluator=None)
 
 def make_naive(model: nn.Module, optimizer, *plugins, cls=Naive, **options):
     """Avalanche's fine-tuning, or another of its strategies, with settings for the toy stream."""
-    return cls(
-        model=model,
-        optimizer=optimizer,
-        criterion=nn.CrossEntropyLoss(),
-        plugins=list(plugins),
-        **{**QUIET, **options},
-    )
+    parts = dict(model=model, optimizer=optimizer, criterion=nn.CrossEntropyLoss())
+    return cls(**parts, plugins=list(plugins), **{**QUIET, **options})
 
 
 def adamw(model: nn.Module, lr: float = 0.01) -> torch.optim.AdamW:

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from avalanche.benchmarks.utils import (
-    AvalancheDataset,
-    _make_taskaware_tensor_classification_dataset,
-)
+from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Subset, TensorDataset, default_collate
 from toy_datasets import tensors, wrapped
+from toys import tensor_dataset
 
 from covon_avalanche.data_loading import rows_of, unwrapping
 from covon_avalanche.streams.permuted import PermutedImages
@@ -56,7 +54,7 @@ def now_and_then(x, seen=[0]):  # noqa: B006
 def two_tasks():
     """Avalanche balances them."""
     other = torch.randn(9, 6), torch.randint(3, (9,))
-    return tensors().concat(_make_taskaware_tensor_classification_dataset(*other, task_labels=1))
+    return tensors().concat(tensor_dataset(*other, task_labels=1))
 
 
 def reversed_columns(examples):

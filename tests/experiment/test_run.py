@@ -7,14 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from small_recipes import (
-    CLOSED_FORM,
-    FEW,
-    STRATEGIES,
-    run_strategy,
-    short_recipe,
-    small_recipe,
-)
+from small_recipes import CLOSED_FORM, FEW, STRATEGIES, run_strategy, short_recipe, small_recipe
 from toy_optimizers import DEVICES
 from toys import columns
 

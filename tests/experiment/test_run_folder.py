@@ -12,26 +12,19 @@ from interrupted_runs import run_until_killed
 from made_up_results import made_up
 from small_recipes import FEW, OFTEN, STRATEGIES, reproducible, run_strategy, small_recipe
 
+from covon_avalanche.experiment import run_folder
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
 from covon_avalanche.experiment.data_settings import ImageStream, data_folder
 from covon_avalanche.experiment.result import Result, ResultError
 from covon_avalanche.experiment.run import run_in_folder
-from covon_avalanche.experiment.run_folder import (
-    RunFolder,
-    RunningElsewhere,
-    Status,
-    find_files,
-    finished_runs,
-    other_data,
-    other_settings,
-)
+from covon_avalanche.experiment.run_folder import RunFolder, RunningElsewhere, other_data
 from covon_avalanche.experiment.run_settings import run_hash
 
 
 def test_the_status_can_be_read_in_a_read_only_folder(recipe, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
     folder.path.mkdir(parents=True)
-    folder.write_status(Status(domains=1))
+    folder.write_status(run_folder.Status(domains=1))
     real = os.open
 
     def read_only(path, flags, *arguments, **options):
@@ -41,13 +34,13 @@ def test_the_status_can_be_read_in_a_read_only_folder(recipe, tmp_path, monkeypa
 
     monkeypatch.setattr(os, "open", read_only)
     assert not folder.is_running()
-    assert folder.status() == Status(domains=1)
+    assert folder.status() == run_folder.Status(domains=1)
 
 
 def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_path):
     folder = RunFolder(tmp_path, recipe, "finetune", 0)
-    assert folder.status() == Status()
-    status = Status(domains=1, of_domains=2, share=0.625, text="domain 2/2, epoch 1/4")
+    assert folder.status() == run_folder.Status()
+    status = run_folder.Status(domains=1, of_domains=2, share=0.625, text="domain 2/2, epoch 1/4")
     with pytest.raises(OSError, match="no such luck"), folder.opened():
         assert folder.is_running()
         folder.write_status(status)
@@ -56,7 +49,7 @@ def test_the_status_is_that_of_the_latest_epoch_and_of_the_error(recipe, tmp_pat
     assert not folder.is_running()
     assert folder.status() == status.model_copy(update={"error": "no such luck"})
     run_in_folder(folder)
-    assert folder.status() == Status()
+    assert folder.status() == run_folder.Status()
 
 
 def test_the_log_has_the_warnings_of_a_run(recipe, tmp_path):
@@ -128,7 +121,7 @@ def test_settings_without_effect_and_other_spellings_of_paths_are_no_other_run(i
         assert again.result().accuracy == result.accuracy
         assert again.result().settings == again.settings
         assert first.result().settings == first.settings
-        (found,) = finished_runs(other, runs, tmp_path)
+        (found,) = run_folder.finished_runs(other, runs, tmp_path)
         assert found.settings == again.settings
     assert RunFolder(runs, spelled, "finetune", 0, tmp_path / "elsewhere").path != first.path
     assert RunFolder(runs, spelled, "finetune", 1, tmp_path).path != first.path
@@ -151,11 +144,8 @@ def test_arguments_that_a_class_can_tell_apart_are_another_run(tmp_path):
 
 
 def test_a_classifier_in_closed_form_is_not_repeated_for_epochs_and_batches(tmp_path):
-    strategies = {
-        "ridge": STRATEGIES["ridge"],
-        "finetune": STRATEGIES["finetune"],
-        "adapted": {"kind": "ranpac", "adapter": 4},
-    }
+    strategies = {name: STRATEGIES[name] for name in ("ridge", "finetune")}
+    strategies["adapted"] = {"kind": "ranpac", "adapter": 4}
     first = small_recipe(strategies, stream=FEW, train_mb_size=64, epochs=1)
     changes = {"train_mb_size": 50, "epochs": 3, "final_lr_factor": 0.5}
     other = first.model_copy(update=changes)
@@ -167,7 +157,7 @@ def test_a_classifier_in_closed_form_is_not_repeated_for_epochs_and_batches(tmp_
     assert resumed.accuracy == result.accuracy
     assert RunFolder(tmp_path, first, "ridge", 0).result().settings == ridge.settings
     assert again.result().settings == again.settings
-    assert other_settings([again]) == []
+    assert run_folder.other_settings([again]) == []
     for name in ("finetune", "adapted"):
         RunFolder(tmp_path, first, name, 0).path.mkdir(parents=True)
         RunFolder(tmp_path, first, name, 0).write_start({})
@@ -220,13 +210,14 @@ def test_finished_runs_with_other_settings_are_named(images, tmp_path):
     (tmp_path / "finetune/seed-7-damaged").mkdir()
     (tmp_path / "finetune/seed-7-damaged/result.json").touch()
     changed = images.model_copy(update={"epochs": 8, "workers": 0, "title": "Another"})
-    sentences = other_settings([RunFolder(tmp_path, changed, "finetune", s) for s in (0, 1, 2)])
+    folders = [RunFolder(tmp_path, changed, "finetune", seed) for seed in range(3)]
+    sentences = run_folder.other_settings(folders)
     assert sorted(sentences) == [
         "1 finished run of finetune differs in epochs: 5, now 8; lr: 0.5, now 0.01; 1 more",
         "2 finished runs of finetune differ in epochs: 5, now 8",
     ]
     new = images.model_copy(update={"seeds": [2]})
-    assert len(other_settings([RunFolder(tmp_path, new, "finetune", 2)])) == 1
+    assert len(run_folder.other_settings([RunFolder(tmp_path, new, "finetune", 2)])) == 1
 
 
 def test_runs_with_data_in_another_folder_are_named_unless_these_have_moved(images, tmp_path):
@@ -296,11 +287,11 @@ def test_files_are_found_in_linked_folders_too_and_each_folder_once(tmp_path):
     (runs / "a/up").symlink_to(runs, target_is_directory=True)
     (runs / "0").symlink_to(tmp_path, target_is_directory=True)  # which has all of them
     (runs / "1").symlink_to(runs / "a", target_is_directory=True)  # by its own name instead
-    found = find_files(runs, "run.json")
+    found = run_folder.find_files(runs, "run.json")
     assert {file.resolve() for file in found} == {*tmp_path.rglob("run.json")}
     assert len(found) == 3
     assert runs / "a/run.json" in found
-    assert find_files(tmp_path / "missing", "run.json") == []
+    assert run_folder.find_files(tmp_path / "missing", "run.json") == []
 
 
 def test_a_folder_of_runs_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
@@ -314,4 +305,4 @@ def test_a_folder_of_runs_that_cannot_be_read_is_an_error(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "scandir", readable)
     with pytest.raises(PermissionError, match="hidden"):
-        find_files(tmp_path, "run.json")
+        run_folder.find_files(tmp_path, "run.json")

@@ -7,13 +7,7 @@ import pytest
 import torch
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.training.plugins import (
-    EarlyStoppingPlugin,
-    EvaluationPlugin,
-    EWCPlugin,
-    LwFPlugin,
-    ReplayPlugin,
-)
+from avalanche.training import plugins as avalanches
 from toy_optimizers import same, weights
 from toys import STRATEGIES, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
@@ -30,9 +24,9 @@ def settled(kind, strategy) -> bool:
 
 
 COMPANIONS = {
-    "replay": lambda: ReplayPlugin(mem_size=40),
-    "lwf": lambda: LwFPlugin(alpha=1.0, temperature=2.0),
-    "ewc": lambda: EWCPlugin(ewc_lambda=0.1),
+    "replay": lambda: avalanches.ReplayPlugin(mem_size=40),
+    "lwf": lambda: avalanches.LwFPlugin(alpha=1.0, temperature=2.0),
+    "ewc": lambda: avalanches.EWCPlugin(ewc_lambda=0.1),
 }
 
 
@@ -58,8 +52,8 @@ def test_with_another_method_beside(kind, companion):
 def test_with_early_stopping(kind):
     """It stops, and the best weights it restores are what is consolidated from."""
     benchmark = toy_benchmark(2)
-    early = EarlyStoppingPlugin(patience=1, val_stream_name="test_stream", margin=0.01)
-    evaluator = EvaluationPlugin(accuracy_metrics(stream=True))
+    early = avalanches.EarlyStoppingPlugin(patience=1, val_stream_name="test_stream", margin=0.01)
+    evaluator = avalanches.EvaluationPlugin(accuracy_metrics(stream=True))
     options = dict(train_epochs=10, plugins=[early], evaluator=evaluator, eval_every=1)
     strategy = make_strategy(kind, toy_model(), **options)
     for experience in benchmark.train_stream:
@@ -68,7 +62,7 @@ def test_with_early_stopping(kind):
         assert settled(kind, strategy)
 
 
-class BestAfterOneEpoch(EarlyStoppingPlugin):
+class BestAfterOneEpoch(avalanches.EarlyStoppingPlugin):
     """Early stopping whose metric is best after the first epoch."""
 
     def _update_best(self, strategy):

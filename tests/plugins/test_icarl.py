@@ -7,12 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from avalanche.benchmarks import benchmark_from_datasets, nc_benchmark
-from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from avalanche.training.supervised import ICaRL
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from toys import QUIET, Watch, columns, make_naive, toy_benchmark, toy_model
+from toys import QUIET, Watch, columns, make_naive, tensor_dataset, toy_benchmark, toy_model
 
 from covon_avalanche import ICaRLPlugin
 from covon_avalanche.plugins.icarl import herd, penultimate_features
@@ -42,7 +41,7 @@ def test_herding_is_greedy_and_its_beginning_is_a_choice_too(n, count, seed):
 
 def test_the_first_exemplars_and_means_are_those_of_avalanches_icarl():
     experience, model = toy_benchmark(1, 400).train_stream[0], toy_model()
-    whole = _make_taskaware_tensor_classification_dataset(*columns(experience))
+    whole = tensor_dataset(*columns(experience))
     theirs = ICaRL(
         feature_extractor=model[:2],
         classifier=model[2],
@@ -124,7 +123,7 @@ def watch_outputs():
 def test_means_are_over_images_and_their_mirror_images():
     torch.manual_seed(0)
     x, y = torch.randn(6, 2, 3, 4), torch.arange(6) % 2
-    data = _make_taskaware_tensor_classification_dataset(x, y, task_labels=0)
+    data = tensor_dataset(x, y, task_labels=0)
     model, plugin = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Linear(5, 2)), ICaRLPlugin(6)
     optimizer = torch.optim.SGD(model.parameters(), 1e-12)
     make_naive(model, optimizer, plugin).train(benchmark_from_datasets(train=[data]).train_stream)

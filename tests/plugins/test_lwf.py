@@ -2,13 +2,20 @@
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import (
-    AvalancheDataset,
-    _make_taskaware_tensor_classification_dataset,
-)
+from avalanche.benchmarks.utils import AvalancheDataset
 from torch import nn
 from torch.utils.data import TensorDataset
-from toys import Watch, columns, make_naive, same, sgd, toy_benchmark, toy_model, weights
+from toys import (
+    Watch,
+    columns,
+    make_naive,
+    same,
+    sgd,
+    tensor_dataset,
+    toy_benchmark,
+    toy_model,
+    weights,
+)
 
 from covon_avalanche.plugins import LwFPlugin
 
@@ -72,7 +79,7 @@ def test_only_outputs_of_earlier_classes_are_distilled():
 def test_classes_are_those_of_the_labels_in_a_benchmark_of_plain_data_sets():
     columns_of = [columns(experience) for experience in toy_benchmark(2).train_stream]
     found = []
-    for make in (TensorDataset, _make_taskaware_tensor_classification_dataset):
+    for make in (TensorDataset, tensor_dataset):
         options = {} if make is TensorDataset else {"task_labels": 0}
         data = [AvalancheDataset([make(*pair, **options)]) for pair in columns_of]
         model = toy_model()

@@ -8,17 +8,8 @@ import pandas as pd
 import pytest
 from made_up_results import compared, made_up, made_up_comparison
 
-from covon_avalanche.report import comparisons, results_frame
-from covon_avalanche.report.tables import (
-    MISSING,
-    SHORT,
-    latex,
-    markdown,
-    markdown_table,
-    results_csv,
-    summary_csv,
-    summary_table,
-)
+from covon_avalanche.report import comparisons, results_frame, tables
+from covon_avalanche.report.tables import MISSING, SHORT, latex, markdown, summary_table
 
 
 def cells(line):
@@ -61,12 +52,12 @@ def test_the_short_table():
         made_up("joint", 0, [None, [0.95, 0.95]], kind="joint"),
     ]
     comparison = compared(*runs)
-    lines = markdown_table(comparison, SHORT).splitlines()
+    lines = tables.markdown_table(comparison, SHORT).splitlines()
     assert cells(lines[0]) == ["strategy", *SHORT]
     assert cells(lines[3]) == ["**covon**", "**85.00 ± 7.07**", "-5.00 ± 7.07", "5.0", "5.0", "2"]
     assert cells(lines[4]) == ["naive", "60.00", "-60.00", "200.0", "5.0", "1"]
     extra = pd.DataFrame({"paper": "about 90"}, index=comparison.summary.index)
-    lines = markdown_table(comparison, ("BWT %",), extra).splitlines()
+    lines = tables.markdown_table(comparison, ("BWT %",), extra).splitlines()
     assert cells(lines[0]) == ["strategy", "BWT %", "paper"]
     assert cells(lines[3]) == ["**covon**", "-5.00 ± 7.07", "about 90"]  # only A_T is bold
 
@@ -103,11 +94,11 @@ def test_latex():
 
 def test_csv():
     found = [compared(*made_up_comparison())]
-    table = pd.read_csv(io.StringIO(summary_csv(found)), index_col="strategy")
+    table = pd.read_csv(io.StringIO(tables.summary_csv(found)), index_col="strategy")
     pd.testing.assert_frame_equal(table, found[0].summary, check_dtype=False, check_names=False)
     names = ("average_accuracy", "weighted_accuracy", "incremental_accuracy", "max_forgetting")
     assert {f"{name}_{kind}" for name in names for kind in ("mean", "std")} <= {*table.columns}
-    table = pd.read_csv(io.StringIO(results_csv(found)))
+    table = pd.read_csv(io.StringIO(tables.results_csv(found)))
     index = ["strategy", "seed", "domains_learned", "domain"]
     accuracy = table.set_index(index)[["accuracy", "images"]]
     assert {
@@ -125,7 +116,7 @@ def test_csv_keeps_runs_apart_that_may_not_be_compared():
     runs = [made_up("a", 0, [[score]]) for score in (0.9, 0.5)]
     runs[1].settings["epochs"] = 9
     found = comparisons(results_frame(runs))
-    for text in (summary_csv(found), results_csv(found)):
+    for text in (tables.summary_csv(found), tables.results_csv(found)):
         assert list(pd.read_csv(io.StringIO(text))["recipe"]) == [c.name for c in found]
     assert found[0].name != found[1].name
 
@@ -146,7 +137,6 @@ def test_a_run_that_diverged_is_shown_and_sorted_last():
     nan = math.nan
     runs = [made_up("astray", 0, [[0.9, 0.1], [nan, nan]]), *made_up_comparison()[:3]]
     lines = markdown([compared(*runs)]).splitlines()
-    assert [cells(line)[0] for line in lines[2:6]] == [
-        "**covon**", "buffer (replay)", "naive", "astray",
-    ]  # fmt: skip
+    names = ["**covon**", "buffer (replay)", "naive", "astray"]
+    assert [cells(line)[0] for line in lines[2:6]] == names
     assert cells(lines[5])[1] == MISSING

@@ -11,18 +11,7 @@ from miniature import OFFICE_HOME_CODES, cddb, check_labels, core50, open_stream
 
 from covon_avalanche import domain_orders, streams
 from covon_avalanche.domain_orders import NI_ORDERS
-from covon_avalanche.streams import (
-    CDDB,
-    PACS,
-    CORe50,
-    DomainNet,
-    ImageNetR,
-    OfficeHome,
-    domainnet,
-    imagenet_r,
-    office_home,
-    pacs,
-)
+from covon_avalanche.streams import CDDB, PACS, CORe50, DomainNet, ImageNetR, OfficeHome
 
 HOME = OFFICE_HOME_CODES, (7, 3), [65, 65]
 NET = miniature.CODES, (1, 1), [345, 344]  # painting lacks a class in training, another in testing
@@ -47,15 +36,15 @@ def copy_of(tmp_path_factory):
 @pytest.mark.parametrize(
     ("module", "classes", "order", "images"),
     [
-        (domainnet, 345, domain_orders.DOMAINNET, [409_832, 176_743]),
-        (imagenet_r, 200, domain_orders.IMAGENET_R, 30_000),
-        (office_home, 65, domain_orders.OFFICE_HOME, 15_588),
-        (pacs, 7, domain_orders.PACS, 9_991),
+        (streams.domainnet, 345, domain_orders.DOMAINNET, [409_832, 176_743]),
+        (streams.imagenet_r, 200, domain_orders.IMAGENET_R, 30_000),
+        (streams.office_home, 65, domain_orders.OFFICE_HOME, 15_588),
+        (streams.pacs, 7, domain_orders.PACS, 9_991),
     ],
 )
 def test_facts(module, classes, order, images):
     assert len({*module.CLASSES}) == len(module.CLASSES) == classes
-    assert list(module.CLASSES) == sorted(module.CLASSES) or module is domainnet
+    assert list(module.CLASSES) == sorted(module.CLASSES) or module is streams.domainnet
     assert tuple(module.COUNTS) == order
     assert np.sum([*module.COUNTS.values()], axis=0).tolist() == images
 
