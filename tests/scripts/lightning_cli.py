@@ -24,10 +24,8 @@ class Data(pl.LightningDataModule):
 
     def train_dataloader(self):
         generator = torch.Generator().manual_seed(self.seed)
-        x, y = (
-            torch.randn(32, 4, generator=generator),
-            torch.randint(3, (32,), generator=generator),
-        )
+        x = torch.randn(32, 4, generator=generator)
+        y = torch.randint(3, (32,), generator=generator)
         return DataLoader(TensorDataset(x, y), 8)
 
 

@@ -19,7 +19,7 @@ ddp_world_size = 1
 ctx = nullcontext()
 torch.manual_seed(1337)
 text = torch.randint(16, (256,), generator=torch.Generator().manual_seed(seed_of_text))
-best_val_loss, iter_num = 1e9, 0
+iter_num = 0
 
 
 class GPT(nn.Module):
@@ -55,7 +55,6 @@ if init_from == "resume":
     names = [name.removeprefix("_orig_mod.") for name in checkpoint["model"]]
     model.load_state_dict(dict(zip(names, checkpoint["model"].values(), strict=True)))
     iter_num = checkpoint["iter_num"]
-    best_val_loss = checkpoint["best_val_loss"]
 
 scaler = torch.amp.GradScaler("cpu", enabled=(dtype == "float16"))
 
@@ -76,9 +75,9 @@ if ddp:
 @torch.no_grad()
 def estimate_loss():
     model.eval()
-    losses = [model(*get_batch("val"))[1].item() for _ in range(eval_iters)]
+    for _ in range(eval_iters):
+        model(*get_batch("val"))
     model.train()
-    return sum(losses) / len(losses)
 
 
 X, Y = get_batch("train")
@@ -89,11 +88,7 @@ while True:
         param_group["lr"] = lr
 
     if iter_num % eval_interval == 0 and master_process:
-        loss = estimate_loss()
-        if loss < best_val_loss and iter_num > 0:
-            best_val_loss = loss
-            state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state, f"{out_dir}/best.pt")
+        estimate_loss()
 
     for _ in range(gradient_accumulation_steps):
         with ctx:

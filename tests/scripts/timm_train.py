@@ -1,12 +1,11 @@
 """A training script of timm's form for tests; the lines that the diff names are timm's."""
 
 import argparse
-from pathlib import Path
 
 import torch
 from timm.models import create_model
 from timm.optim import create_optimizer_v2, optimizer_kwargs
-from timm.utils import NativeScaler
+from timm.utils import CheckpointSaver, NativeScaler
 from torch import nn
 
 
@@ -19,7 +18,7 @@ def parse_args():
     parser.add_argument("--resume", default="")
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--images", type=int, default=0, help="seed")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output")
     args = parser.parse_args()
     args.distributed, args.grad_accum_steps, args.clip_grad, args.opt_kwargs = False, 2, 1.0, {}
     return args
@@ -38,17 +37,6 @@ class Task(nn.Module):
     def forward(self, input, target):
         output = self.trainable_module(input)
         return {"loss": nn.functional.cross_entropy(output, target), "output": output}
-
-
-class Saver:
-    """Writes model and optimizer."""
-
-    def __init__(self, model, optimizer, folder):
-        self.model, self.optimizer, self.folder = model, optimizer, folder
-
-    def save_recovery(self, epoch, batch_idx=0):
-        state = {"state_dict": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state, self.folder / f"recovery-{epoch}-{batch_idx}.pth.tar")
 
 
 def make_loader(seed):
@@ -75,7 +63,7 @@ def main():
         optimizer.load_state_dict(checkpoint["optimizer"])
 
     # setup checkpoint saver and eval metric tracking
-    saver = Saver(model, optimizer, args.output)
+    saver = CheckpointSaver(model, optimizer, recovery_dir=args.output)
     loader = make_loader(args.images)
     num_epochs = 2
     try:
@@ -107,13 +95,8 @@ def train_one_epoch(epoch, loader, optimizer, args, task, loss_scaler=None):
         loss = task(input, target)["loss"] / accum_steps
         parameters = task.get_trainable_module().parameters()
         if loss_scaler is not None:
-            loss_scaler(
-                loss,
-                optimizer,
-                clip_grad=args.clip_grad,
-                parameters=parameters,
-                need_update=need_update,
-            )
+            clipping = dict(clip_grad=args.clip_grad, parameters=parameters)
+            loss_scaler(loss, optimizer, need_update=need_update, **clipping)
         else:
             loss.backward()
             if need_update:
