@@ -3,7 +3,9 @@
 from functools import partial
 from types import SimpleNamespace
 
+import open_clip
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -40,7 +42,6 @@ def test_position_embeddings_of_torchvision_are_resampled(tmp_path, monkeypatch)
 
 
 def test_timm_heads_tags_and_sizes():
-    timm = pytest.importorskip("timm", reason="needs the extra vision")
     tags = timm.list_pretrained()
     for alias in ALIASES.values():
         library, _, name = alias.partition("/")
@@ -60,7 +61,6 @@ def test_timm_heads_tags_and_sizes():
 )
 def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path, monkeypatch):
     """The weights of DINOv2 or MAE have no classifier, distilled ones have two; of one layer."""
-    timm = pytest.importorskip("timm", reason="needs the extra vision")
     monkeypatch.setattr(timm, "create_model", partial(timm.create_model, depth=1))
     bare = timm.create_model(name, num_classes=0).state_dict()
     save_file(bare, tmp_path / "bare.safetensors")
@@ -76,7 +76,6 @@ def test_timm_networks_of_two_heads_or_none_and_their_files(name, tmp_path, monk
 
 
 def test_position_embeddings_of_timm_are_resampled_with_or_without_class_token(tmp_path):
-    timm = pytest.importorskip("timm", reason="needs the extra vision")
     for name, prefix in (("cait_xxs24_224", 0), ("deit_tiny_distilled_patch16_224", 2)):
         state = timm.create_model(name).state_dict()
         save_file(state, tmp_path / "large.safetensors")
@@ -93,7 +92,6 @@ def test_position_embeddings_of_timm_are_resampled_with_or_without_class_token(t
 
 
 def test_the_image_tower_of_a_complete_clip_is_loaded_without_a_warning(tmp_path, caplog):
-    open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
     name = add_tiny_clip(tmp_path)
     clip = open_clip.create_model(name.removeprefix("open_clip/")).eval()
     save_file(clip.state_dict(), tmp_path / "clip.safetensors")
@@ -115,8 +113,6 @@ def activations(model):
 @pytest.mark.parametrize("weights", [None, "FILE"])
 def test_the_activation_is_that_of_the_weights_of_the_tag(tmp_path, weights, monkeypatch):
     """The tags of one architecture, here a small one, whose weights have the same shapes."""
-    open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
-    timm = pytest.importorskip("timm", reason="needs the extra vision")
     small = open_clip.get_model_config("ViT-B-32")
     for tower in ("vision_cfg", "text_cfg"):
         small[tower]["layers"] = 1
@@ -138,8 +134,6 @@ def test_the_activation_is_that_of_the_weights_of_the_tag(tmp_path, weights, mon
 
 
 def test_normalisation_is_that_of_the_weights():
-    timm = pytest.importorskip("timm", reason="needs the extra vision")
-    open_clip = pytest.importorskip("open_clip", reason="needs the extra vision")
     imagenet = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     assert normalisation("squeezenet") == imagenet
     clip = {"mean": open_clip.OPENAI_DATASET_MEAN, "std": open_clip.OPENAI_DATASET_STD}
@@ -165,9 +159,6 @@ def test_normalisation_is_that_of_the_weights():
     ],
 )
 def test_unknown_names_are_refused(name, message):
-    library = name.partition("/")[0]
-    if library in ("timm", "open_clip"):
-        pytest.importorskip(library, reason="needs the extra vision")
     with pytest.raises(ValueError, match=message):
         create_backbone(name, 5, weights="default")
     with pytest.raises(ValueError, match=message):

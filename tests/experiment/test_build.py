@@ -57,7 +57,6 @@ def test_shipped_recipes_run_on_the_real_layouts(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["pacs-vit", "cddb-hard-vit", "cddb-hard-clip"])
 def test_all_methods_of_recipes_for_a_vit_can_be_built(name, tmp_path):
-    pytest.importorskip("timm", reason="needs the extra vision")
     folder, make, domains = MAKERS[name.rpartition("-")[0]]
     make(tmp_path / folder)
     shipped = load_recipe(name)
@@ -78,15 +77,10 @@ def test_streams_that_know_their_domains_need_none_in_a_recipe(tmp_path):
     assert official.stream.domains == ["s1", "s9", "s2", "s8", "s6", "s11", "s5", "s4"]
     authors = load_recipe("core50", ["stream.split=authors"])
     assert authors.stream.domains == [f"s{k}" for k in range(1, 9)]
-    for name, first, n in (
-        ("PACS", "photo", 4),
-        ("DomainNet", "clipart", 6),
-        ("CDDB", "gaugan", 5),
-        ("OfficeHome", "Art", 4),
-        ("ImageNetR", "art", 15),
-    ):
+    known = {"PACS": ("photo", 4), "DomainNet": ("clipart", 6), "CDDB": ("gaugan", 5)}
+    for name, facts in (known | {"OfficeHome": ("Art", 4), "ImageNetR": ("art", 15)}).items():
         stream = image_recipe(stream={"name": name}).stream
-        assert (stream.domains[0], stream.n_experiences) == (first, n)
+        assert (stream.domains[0], stream.n_experiences) == facts
     assert image_recipe(stream={"name": "CDDB", "track": "long"}).stream.n_experiences == 12
     core50(tmp_path / "core50")
     benchmark = build_benchmark(official, seed=0, dataset_root=tmp_path)
@@ -177,7 +171,6 @@ def test_relative_paths_of_weights_are_below_the_data_folder(tmp_path):
 
 
 def test_networks_fit_the_image_size_and_images_are_normalised_for_the_backbone(tmp_path):
-    pytest.importorskip("timm", reason="timm comes with the extra 'vision'")
     pacs(tmp_path / "PACS")
     pixels = {}
     for name in ("squeezenet", "timm/vit_tiny_patch16_224", "vit-b16-in1k"):
@@ -210,23 +203,19 @@ class OwnOptimizer(Naive):
 
 OWN = [0.5, 0.3, 0.1] * 3
 TWO_GROUPS = {"lr": 0.5, "backbone_lr_factor": 0.1}
+CONSTANT = {"epochs": 2, "final_lr_factor": 1.0}
 SCHEDULE = [{"epochs": 3}, {"epochs": 2}, {"epochs": 1}]
+SCHEDULED = {"lr": 1.0, "schedule": SCHEDULE, "later_hess_init": None}
 
 
 @pytest.mark.parametrize(
     ("settings", "rates"),
     [
-        (
-            {**STRATEGIES["covon"], "lr": 1.0, "schedule": SCHEDULE, "later_hess_init": None},
-            [[1.0, 0.6, 0.2, 1.0, 0.2, 1.0]],
-        ),
+        (STRATEGIES["covon"] | SCHEDULED, [[1.0, 0.6, 0.2, 1.0, 0.2, 1.0]]),
         ({"kind": "custom", "lr": 1.0, "implementation": f"{__name__}:OwnOptimizer"}, [OWN]),
         ({"kind": "finetune", **TWO_GROUPS}, [OWN, [0.1 * rate for rate in OWN]]),
         ({"kind": "duct", **TWO_GROUPS}, [OWN, [0.1 * rate for rate in OWN]]),
-        (
-            {"kind": "slca", **TWO_GROUPS, "epochs": 2, "final_lr_factor": 1.0},
-            [[0.5] * 6, [0.05] * 6],
-        ),
+        ({"kind": "slca", **TWO_GROUPS, **CONSTANT}, [[0.5] * 6, [0.05] * 6]),
     ],
 )
 def test_the_cosine_falls_in_every_group_within_each_domain(settings, rates):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from timm.optim import param_groups_weight_decay
 from torch import nn
 from toy_optimizers import accumulate, same, weights
 from toys import make_naive
@@ -102,14 +103,10 @@ def test_nanogpt(compiled, patched, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("amp", [[], ["--amp"]])
 def test_timm(amp, patched, tmp_path):
-    pytest.importorskip("timm", reason="needs the extra vision")
-    from timm.optim import param_groups_weight_decay
-
     own = runpy.run_path(str(SCRIPTS / "timm_train.py"))
     model = own["make_task"]().get_trainable_module()
-    optimizer = CoVON.finetuning(
-        param_groups_weight_decay(model, 0.0), lr=1e-3, generator=torch.Generator().manual_seed(0)
-    )
+    groups, noise = param_groups_weight_decay(model, 0.0), torch.Generator().manual_seed(0)
+    optimizer = CoVON.finetuning(groups, lr=1e-3, generator=noise)
     settings = ["--opt", "covon", "--lr", 1e-3, "--weight-decay", 0, "--output", tmp_path, *amp]
     for task in range(2):
         resume = ["--resume", tmp_path / "recovery-2-0.pth.tar"] if task else []
@@ -124,7 +121,6 @@ def test_timm(amp, patched, tmp_path):
 
 
 def test_weight_decay_of_timm_is_an_error(patched, tmp_path):
-    pytest.importorskip("timm", reason="needs the extra vision")
     with pytest.raises(ValueError, match="replaces weight decay: leave it out"):
         patched("timm_train.py", "--opt", "covon", "--lr", 1e-3, "--output", tmp_path)
 

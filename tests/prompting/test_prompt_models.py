@@ -20,7 +20,7 @@ from toy_prompting import (
     take_steps,
     trained,
 )
-from toy_text import toy_clip_with_text
+from toy_text import toy_clip_with_text as text_clip
 from toy_vits import add_tiny_clip, toy_clip, toy_images, toy_vit
 
 from covon_avalanche import prompting
@@ -41,9 +41,9 @@ PROMPTING = {name: own for name, own in KINDS.items() if issubclass(own, Prompti
 DEPTHS = {"pina": 2, "pina, shallow": 2, "soyo": 2}
 METHODS = {
     **{name: lambda name=name: ON_A_VIT[name](toy_vit(DEPTHS.get(name, 5))) for name in ON_A_VIT},
-    "s-liprompts": lambda: SLiPrompts(toy_clip_with_text(), 3, context=6),
-    "s-liprompts-mixture": lambda: SLiPromptsMixture(toy_clip_with_text(), 3, context=6),
-    "hedp": lambda: HEDP(toy_clip_with_text(), 3, context=6),
+    "s-liprompts": lambda: SLiPrompts(text_clip(), 3, context=6),
+    "s-liprompts-mixture": lambda: SLiPromptsMixture(text_clip(), 3, context=6),
+    "hedp": lambda: HEDP(text_clip(), 3, context=6),
 }
 LISTS = {
     "coda-p": ["components", "keys", "attention"],
@@ -197,10 +197,7 @@ def test_defaults_are_the_published_settings_and_those_of_recipes(kind):
         (lambda: DualPrompt(toy_vit(), 3, general_length=5), "general_length must be even"),
         (lambda: DualPrompt(toy_vit(), 3, expert_length=0), "expert_length must be even"),
         (lambda: DualPrompt(toy_vit(), 3, key_weight=-1.0), "key_weight must be >= 0"),
-        (
-            lambda: DualPrompt(toy_vit(2), 3),
-            "DualPrompt needs more than 2 layers, got a network",
-        ),
+        (lambda: DualPrompt(toy_vit(2), 3), "DualPrompt needs more than 2 layers, got a network"),
         (lambda: L2P(toy_vit(), 3, length=0), "length must be an integer >= 1, got 0"),
         (lambda: L2P(toy_vit(), 3, top_k=11), "top_k must be between 1 and pool = 10, got 11"),
         (lambda: L2P(toy_vit(), 3, key_weight=-1.0), "key_weight must be >= 0"),
@@ -211,18 +208,12 @@ def test_defaults_are_the_published_settings_and_those_of_recipes(kind):
         (lambda: SPrompts(toy_vit(), 2, centres=0), "centres must be an integer >= 1, got 0"),
         (lambda: SPrompts(toy_vit(), 0), "num_domains must be an integer >= 1, got 0"),
         (lambda: SLiPrompts(toy_clip(), 2), "SLiPrompts needs a CLIP with its text tower: create"),
-        (lambda: SLiPrompts(toy_clip_with_text(), 2, context=0), "context must be an integer >= 1"),
-        (
-            lambda: SLiPromptsMixture(toy_clip_with_text(), 2, temperature=0),
-            "temperature must be > 0",
-        ),
-        (lambda: HEDP(toy_clip_with_text(), 2, regularisation=-1), "regularisation must be >= 0"),
-        (
-            lambda: HEDP(toy_clip_with_text(), 2, distance_temperature=0),
-            "distance_temperature must be > 0",
-        ),
-        (lambda: HEDP(toy_clip_with_text(), 2, prompts=5), "prompts must be even and >= 2, got 5"),
-        (lambda: HEDP(toy_clip_with_text(), 2, distance="cosine"), "'l1', 'l2', got 'cosine'"),
+        (lambda: SLiPrompts(text_clip(), 2, context=0), "context must be an integer >= 1"),
+        (lambda: SLiPromptsMixture(text_clip(), 2, temperature=0), "temperature must be > 0"),
+        (lambda: HEDP(text_clip(), 2, regularisation=-1), "regularisation must be >= 0"),
+        (lambda: HEDP(text_clip(), 2, distance_temperature=0), "distance_temperature must be > 0"),
+        (lambda: HEDP(text_clip(), 2, prompts=5), "prompts must be even and >= 2, got 5"),
+        (lambda: HEDP(text_clip(), 2, distance="cosine"), "'l1', 'l2', got 'cosine'"),
     ],
 )
 def test_unsuitable_networks_and_settings_are_named(make, says):
@@ -233,19 +224,14 @@ def test_unsuitable_networks_and_settings_are_named(make, says):
 def recipe_of(kind, backbone):
     """Two domains of 14 images, in batches of 5; one epoch."""
     own = {"pool": 8} if kind == "coda-p" else {}  # the default is too large for the network
-    return small_recipe(
-        {kind: {"kind": kind, "lr": 0.01, **own}},
-        stream=PACS | {"limit": 2},
-        model={"backbone": backbone, "weights": ""},
-        train_mb_size=5,
-        epochs=1,
-    )
+    images = {"stream": PACS | {"limit": 2}, "model": {"backbone": backbone, "weights": ""}}
+    strategies = {kind: {"kind": kind, "lr": 0.01, **own}}
+    return small_recipe(strategies, **images, train_mb_size=5, epochs=1)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", PROMPTING)
 def test_a_recipe_runs_and_resumes_bit_exactly(kind, tmp_path):
-    pytest.importorskip("timm", reason="needs the extra vision")
     pacs(tmp_path / "PACS")
     needs_text = KINDS[kind](kind=kind, lr=0.01).needs_text
     backbone = add_tiny_clip(tmp_path) if needs_text else "timm/test_vit"
