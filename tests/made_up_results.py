@@ -66,10 +66,8 @@ def made_up_comparison() -> list[Result]:
             "buffer": ("replay", [[0.9, 0.1], [0.6, 0.85 + drop]]),
             "joint": ("joint", [None, [0.95, 0.95]]),
         }
-        found += [
-            made_up(name, seed, cells, kind=kind, counts=[30, 10])
-            for name, (kind, cells) in rows.items()
-        ]
+        for name, (kind, cells) in rows.items():
+            found.append(made_up(name, seed, cells, kind=kind, counts=[30, 10]))
     return found
 
 

@@ -20,16 +20,10 @@ PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}
 """Of which ``miniature.pacs`` makes the files."""
 NETWORK = {"backbone": "squeezenet", "weights": ""}
 
-NEWTON = dict(
-    kind="covon",
-    lr=0.1,
-    ess=1437.0,
-    hess_init=0.05,
-    later_hess_init=0.05,
-    beta2=0.99,
-    hess_approx="reparam",
-)
+NEWTON = dict(kind="covon", lr=0.1, ess=1437.0, hess_init=0.05, later_hess_init=0.05)
+NEWTON |= dict(beta2=0.99, hess_approx="reparam")
 BAYES = dict(lr=0.01, ess=1437.0, std_init=0.01, weight_decay=1e-4)
+ALIGNED = dict(kind="finetune", lr=0.1, align_classifier=True)
 STRATEGIES = {
     "finetune": dict(kind="finetune", lr=0.01),
     "ewc": dict(kind="ewc", lr=0.01, ewc_lambda=1.0),
@@ -58,30 +52,17 @@ STRATEGIES = {
     "td-vcl": dict(kind="td-vcl", n_steps=3, decay=0.5, replay_examples=20, **BAYES),
     "covon-nom": dict(**NEWTON, clip_radius=0.1, gamma=1.0, weight_decay=1e-4),
     "covon": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4),
-    "covon-gradsq": dict(
-        **{**NEWTON, "later_hess_init": None, "hess_approx": "gradsq"},
-        clip_radius=0.1,
-        gamma=1.0,
-        gamma_precision=2.0,
-        weight_decay=1e-4,
-    ),
+    "covon-gradsq": NEWTON
+    | dict(later_hess_init=None, hess_approx="gradsq", clip_radius=0.1)
+    | dict(gamma=1.0, gamma_precision=2.0, weight_decay=1e-4),
     "covon-finetune": dict(kind="covon", preset="finetune", lr=0.01),
     "covon-small": dict(kind="covon", preset="perceptron", lr=0.01),
     "ema": dict(**NEWTON, clip_radius=0.1, gamma=0.9, weight_decay=1e-4, merge="ema"),
     "joint": dict(kind="joint", lr=0.01),
     "duct": dict(kind="duct"),
     "slca": dict(kind="slca", merge="ema"),
-    "aligned": dict(
-        kind="finetune",
-        lr=0.1,
-        optimizer="sgd",
-        momentum=0.9,
-        backbone_lr_factor=0.1,
-        align_classifier=True,
-    ),
-    "cofima": dict(
-        kind="finetune", lr=0.01, merge={"rule": "cofima", "gamma": 0.4}, align_classifier=True
-    ),
+    "aligned": ALIGNED | dict(optimizer="sgd", momentum=0.9, backbone_lr_factor=0.1),
+    "cofima": ALIGNED | dict(lr=0.01, merge={"rule": "cofima", "gamma": 0.4}),
 }
 CLOSED_FORM = {
     "ncm": dict(kind="ncm"),
@@ -142,9 +123,8 @@ def run_strategy(
 
 def reproducible(result: Result) -> dict[str, Any]:
     """The part of a result that repeats: without times, memory, versions and machine."""
-    data = result.model_dump(
-        exclude={"train_seconds", "peak_memory", "resumed", "versions", "machine"}
-    )
+    other = {"train_seconds", "peak_memory", "resumed", "versions", "machine"}
+    data = result.model_dump(exclude=other)
     for epoch in data["epochs"]:
         del epoch["seconds"]
     return data

@@ -121,10 +121,8 @@ def test_the_page_of_recipes_has_all_kinds_streams_and_rules():
 
 def test_versions_agree():
     version = covon_avalanche.__version__
-    for file, pattern in (
-        ("pyproject.toml", r'^version = "(.+)"$'),
-        ("CITATION.cff", r"^version: (.+)$"),
-    ):
+    patterns = {"pyproject.toml": r'^version = "(.+)"$', "CITATION.cff": r"^version: (.+)$"}
+    for file, pattern in patterns.items():
         (found,) = re.findall(pattern, (ROOT / file).read_text("utf-8"), re.MULTILINE)
         assert found == version, file
 

@@ -96,11 +96,8 @@ def test_data_sets_are_listed_with_how_to_get_them_by_hand(tmp_path):
     names = ["DomainNet", "CORe50", "CDDB", "PACS", "OfficeHome", "ImageNetR"]
     listed = covon("data", "list").stdout.splitlines()
     assert [line.partition(": ")[0] for line in listed] == names
-    for name, folder in {
-        "PACS": "PACS/photo/dog",
-        "OfficeHome": "OfficeHome/Art/Alarm_Clock",
-        "ImageNetR": "imagenet-r/n01443537",
-    }.items():
+    folders = {"PACS": "PACS/photo/dog", "OfficeHome": "OfficeHome/Art/Alarm_Clock"}
+    for name, folder in (folders | {"ImageNetR": "imagenet-r/n01443537"}).items():
         sentence = refused("data", "download", name, "--root", tmp_path)
         assert f"unpack it so that {folder} exists" in sentence
     sentence = refused("data", "verify", "MNIST", "--root", tmp_path)

@@ -93,10 +93,8 @@ def test_the_status_lists_results_that_were_copied_without_their_settings(tmp_pa
     for seed in range(2):
         made_up("covon", seed, [[0.8]]).save(tmp_path / f"covon/seed-{seed}-0/result.json")
     lines = show(tmp_path, "status").splitlines()
-    assert [line.split()[:3] for line in lines[2:4]] == [
-        ["covon", "seed-0-0", "finished"],
-        ["covon", "seed-1-0", "finished"],
-    ]
+    rows = [["covon", f"seed-{seed}-0", "finished"] for seed in range(2)]
+    assert [line.split()[:3] for line in lines[2:4]] == rows
     assert lines[-1] == "2 finished"
 
 

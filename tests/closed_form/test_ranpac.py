@@ -74,11 +74,8 @@ def test_features_may_have_another_precision(dtype, projection):
 def test_mirror_images_are_more_examples_of_the_same_number():
     torch.manual_seed(0)
     images, labels = torch.randn(40, 1, 2, 4), torch.arange(40) % 3
-    model = ClosedFormModel(
-        FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(8, 3))),
-        RidgeClassifier(8, 3, ridges=[0.5, 1e9]),
-        flip=True,
-    )
+    features = FeatureExtractor(nn.Sequential(nn.Flatten(), nn.Linear(8, 3)))
+    model = ClosedFormModel(features, RidgeClassifier(8, 3, ridges=[0.5, 1e9]), flip=True)
     model.learn([(images[:13], labels[:13]), (images[13:], labels[13:])])
     head = model.head
     both = torch.cat([images, images.flip(-1)]).flatten(1).double()
@@ -153,10 +150,8 @@ def test_folds_fit_on_earlier_domains_too(select):
     ridges = [1e-3, 1.0, 30.0, 100.0, 300.0, 1e4]
     (x0, y0), (x1, y1) = (domain(seed, examples=103) for seed in (0, 4))
     folds = [torch.arange(103) % 4 == held_out for held_out in range(4)]
-    parts = [
-        ((torch.cat([x0, x1[~out]]), torch.cat([y0, y1[~out]])), (x1[out], y1[out]))
-        for out in folds
-    ]
+    fits = [(torch.cat([x0, x1[~out]]), torch.cat([y0, y1[~out]])) for out in folds]
+    parts = [(fit, (x1[out], y1[out])) for fit, out in zip(fits, folds, strict=True)]
     scores = [np.mean([score(select, alpha, *part) for part in parts]) for alpha in ridges]
     chosen = max(a for a, s in zip(ridges, scores, strict=True) if s >= max(scores) - 1e-12)
     head = learned([(x0, y0)], ridges=ridges, select=select, folds=4)
@@ -211,11 +206,8 @@ def test_a_domain_with_features_that_are_not_finite_is_not_added(example):
     head.update(features, labels)
     with pytest.raises(FloatingPointError, match="features of the network are not finite"):
         head.end_domain()
-    assert all(
-        torch.equal(before[name], value)
-        for name, value in head.state_dict().items()
-        if before[name] is not None
-    )
+    state = head.state_dict()
+    assert all(torch.equal(before[n], v) for n, v in state.items() if before[n] is not None)
 
 
 def test_what_it_needs_later_is_in_its_state():
@@ -255,10 +247,8 @@ def test_bad_arguments_are_named(options, says):
 
 def test_the_mean_of_a_class_is_over_all_domains():
     head = NearestClassMean(2, 4)
-    for features, labels in (
-        ([[1.0, 0.0], [0.0, 2.0]], [0, 1]),
-        ([[0.0, 1.0], [4.0, 0.0], [0.0, -1.0]], [0, 1, 3]),
-    ):
+    second = [[0.0, 1.0], [4.0, 0.0], [0.0, -1.0]]
+    for features, labels in ([[1.0, 0.0], [0.0, 2.0]], [0, 1]), (second, [0, 1, 3]):
         head.begin_domain()
         head.update(torch.tensor(features), torch.tensor(labels))
         head.end_domain()

@@ -34,10 +34,7 @@ def test_the_estimated_time_is_that_of_all_steps_and_the_ends_of_domains(benchma
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     found = estimate.estimated_seconds(short_recipe("finetune"), "finetune", benchmark)
     assert found == (2 * 4 * 2, 2)
-    assert timed == [
-        ((2, 3), (1 / 2, 6, 1, 0)),
-        ((64, 6), (1 / 64, 200, 1, 0)),  # a domain has 200
-    ]
+    assert timed == [((2, 3), (1 / 2, 6, 1, 0)), ((64, 6), (1 / 64, 200, 1, 0))]
     assert threads == [1, 3]
     assert len(benchmark.train_stream[0].dataset) == 200
 
@@ -45,10 +42,8 @@ def test_the_estimated_time_is_that_of_all_steps_and_the_ends_of_domains(benchma
 @pytest.mark.parametrize(("name", "merges"), [("ewc", 2), ("joint", 1)])
 def test_passes_after_training_are_in_the_estimated_time(name, merges, benchmark, monkeypatch):
     """Such a pass takes 2 seconds an image, and a merge 3 seconds."""
-    timed = {
-        (2, 3): estimate._Timed(1 / 64, 6, 2 * 6 + 3),
-        (64, 6): estimate._Timed(1 / 64, 384, 2 * 384 + 3),
-    }
+    images = {(2, 3): 6, (64, 6): 384}
+    timed = {how: estimate._Timed(1 / 64, n, 2 * n + 3) for how, n in images.items()}
     monkeypatch.setattr(estimate, "_time_batches", lambda _, *how: timed[how])
     monkeypatch.setattr(estimate, "_BUDGET", 6.0)
     found = estimate.estimated_seconds(short_recipe(name), name, benchmark)

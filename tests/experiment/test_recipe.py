@@ -132,10 +132,8 @@ def test_a_stream_or_model_of_another_kind_replaces_that_of_the_extended_recipe(
     path = write(tmp_path, 'extends = "permuted-digits"\n[strategies.name]\nkind = "ncm"')
     assert {"name", "finetune"} <= load_recipe(path).strategies.keys()
     network = {"backbone": "squeezenet", "weights": ""}
-    for parent, model in (
-        ("permuted-digits", network),
-        ("pacs", {"hidden_size": 8, "hidden_layers": 1}),
-    ):
+    perceptron = {"hidden_size": 8, "hidden_layers": 1}
+    for parent, model in ("permuted-digits", network), ("pacs", perceptron):
         keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in model.items())
         path = write(tmp_path, f'extends = "{parent}"\nmodel = {{ {keys} }}')
         assert load_recipe(path).model.model_dump() == model
@@ -205,10 +203,7 @@ def test_paths_may_begin_at_home(tmp_path, monkeypatch):
         ("strategies.mine.lrr=0.1", r"mine\.lrr: unknown key; known are .*; did you mean lr\?$"),
         ("strategies.mine.ess_per_example=1.0", "mine: give ess or ess_per_example"),
         ("strategies.mine.schedule=[{}]", r"\.schedule = .*: replaces later_hess_init"),
-        (
-            'strategies.x={ kind = "l2p", schedule = [{ ess = 1 }] }',
-            r"ess: unknown key; known are .*",
-        ),
+        ('strategies.x={ kind = "l2p", schedule = [{ ess = 1 }] }', "ess: unknown key; known are "),
         ("strategies.finetune.tuning_size=8", 'size = 8: needs tuning = "adapter" or "prompt"$'),
         ('strategies.mine={kind="finetune", lr=1, tuning="head", tuning_size=8}', ', got "head"$'),
         ("strategies.mine.schedule=[{}, { beta2 = 0.9 }]", r"\.1\.beta2: unknown key; .* lr, "),

@@ -246,11 +246,7 @@ def test_other_errors_leave_a_trial_to_be_repeated(tmp_path, runs):
     ("name", "given", "searched"),
     [
         ("covon", {}, {"weight_decay", "ess", "hess_init", "later_hess_init", "clip_radius"}),
-        (
-            "avalanche-mas",
-            {"alpha": 0.5},
-            {"lambda_reg"},
-        ),  # alpha is at most 1, as gamma and beta2 are
+        ("avalanche-mas", {"alpha": 0.5}, {"lambda_reg"}),  # as gamma and beta2, alpha is at most 1
         ("avalanche-rwalk", {"ewc_alpha": 0.9}, {"ewc_lambda"}),
         ("rwalk", {"fisher_decay": 0.9}, {"rwalk_lambda"}),
         ("der", {"alpha": 0.1, "beta": 0.5}, {"alpha", "beta"}),
@@ -391,10 +387,8 @@ def test_the_grid_has_the_recipes_rate_and_grows_while_the_best_is_at_an_end(tmp
     scores(peak(0.02))
     assert [settings["lr"] for settings in search.plan()] == [0.01, 1e-3, 0.1, 1e-4, 1.0]
     best = SimpleNamespace(lr=0.01)
-    assert search.best() == (
-        {"lr": 0.01},
-        Searched(trials=5, accuracy=peak(0.02)(best), ranges={"lr": "0.0001 to 1"}),
-    )
+    found = Searched(trials=5, accuracy=peak(0.02)(best), ranges={"lr": "0.0001 to 1"})
+    assert search.best() == ({"lr": 0.01}, found)
     for at, more, at_end in ((4e-6, [1e-5, 1e-6], []), (1e9, [10, 100, 1e3, 1e4], ["lr"])):
         scores(peak(at))
         assert [settings["lr"] for settings in search.plan()[5:]] == more

@@ -39,12 +39,7 @@ def test_a_killed_process_fails_its_own_task_and_leaves_no_files():
 
 @pytest.mark.parametrize(
     ("gpus", "visible", "chosen"),
-    [
-        (0, None, [None] * 3),
-        (1, "3", ["3"] * 3),
-        (2, None, ["0", "1", "0"]),
-        (2, "5,7", ["5", "7", "5"]),
-    ],
+    [(0, None, [None]), (1, "3", ["3"]), (2, None, ["0", "1"]), (2, "5,7", ["5", "7"])],
 )
 def test_every_process_has_one_gpu(gpus, visible, chosen, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -59,7 +54,7 @@ def test_every_process_has_one_gpu(gpus, visible, chosen, monkeypatch):
             choose_gpu(number)
             found.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    assert found == chosen
+    assert found == (3 * chosen)[:3]
 
 
 class Recorded(WorkerPool):

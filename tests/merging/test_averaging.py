@@ -13,7 +13,7 @@ from covon_avalanche.posterior import merge
 
 
 @pytest.mark.parametrize(
-    ("rule", "shares"), [(Average(), (1 / 3, 1 / 3, 1 / 3)), (EMA(0.3), (0.49, 0.21, 0.3))]
+    ("rule", "shares"), [(Average(), [1 / 3] * 3), (EMA(0.3), [0.49, 0.21, 0.3])]
 )
 def test_three_tasks_have_the_closed_form(rule, shares):
     """The first task is kept as it is: initial weights are no task's. EMA is then CoMA."""

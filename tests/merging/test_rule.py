@@ -25,13 +25,9 @@ def changed_task(model, rule, seed):
 
 def remembered(rule):
     """Tensors that a rule holds, by attribute and name."""
-    held = {key: value for key, value in vars(rule).items() if isinstance(value, dict)}
-    return {
-        f"{key} {name}": value
-        for key, own in held.items()
-        for name, value in own.items()
-        if isinstance(value, torch.Tensor)
-    }
+    held = [(key, value) for key, value in vars(rule).items() if isinstance(value, dict)]
+    found = {f"{key} {name}": value for key, own in held for name, value in own.items()}
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
 COPIES = {"fisher": 1, "cofima": 1, "magmax": 2}
@@ -69,10 +65,7 @@ def test_merging_changes_neither_model_nor_memory_whose_size_is_constant(name):
         (lambda: RULES["cofima"](1.5), r"gamma must be in \(0, 1\], got 1\.5"),
         (lambda: MagMax(0.0), "coefficient must be > 0 and finite"),
         (lambda: RegMean(share=0.0), r"share must be in \(0, 1\], got 0.0"),
-        (
-            lambda: MagMax().merge(Task(Net(), {})),
-            r"MagMax needs .* of '.+' .* rule\.begin_task.*requires_grad",
-        ),
+        (lambda: MagMax().merge(Task(Net(), {})), r"MagMax .*'.+' .*begin_task.*requires_grad"),
     ],
 )
 def test_bad_arguments_and_missing_calls_are_named(make, says):

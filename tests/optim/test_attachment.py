@@ -284,10 +284,7 @@ def test_ctrl_c_leaves_a_sample_that_evaluations_do_not_see(micro_batches):
 
 @pytest.mark.parametrize(
     "wrap",
-    [
-        nn.Sequential,
-        lambda model: torch.compile(nn.Sequential(model.layers), backend="eager"),
-    ],
+    [nn.Sequential, lambda model: torch.compile(nn.Sequential(model.layers), backend="eager")],
     ids=["wrapped", "compiled"],
 )
 def test_wrapped_models(wrap, make, micro_batches):

@@ -57,9 +57,8 @@ def test_steps_follow_autograd_and_torchs_own_optimizers_over_three_tasks(inner,
             objective().backward()
             peer.step()
         torch.testing.assert_close(model.weight, mean, rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(
-            optimizer.state[model.weight]["log_std"], log_std.detach(), rtol=1e-8, atol=1e-10
-        )
+        found = optimizer.state[model.weight]["log_std"]
+        torch.testing.assert_close(found, log_std.detach(), rtol=1e-8, atol=1e-10)
         new = torch.rand_like(mean)
         optimizer.consolidate(importance={model.weight: new})
         importance = importance + new

@@ -54,6 +54,7 @@ def test_conjugate_regression_gives_the_exact_sequential_posterior(implementatio
         assert torch.equal(model.weight.detach(), posterior.mean["weight"])
 
 
+DTYPES = torch.float64, torch.float32
 ESS, HESS_INIT, GAMMA = (50.0, 80.0, 60.0), (0.3, 0.2, 0.1), (0.7, 0.3, 1.0)
 STEPS = 15
 COMMON = dict(lr=0.1, weight_decay=0.02, betas=(0.9, 0.95), clip_radius=0.05)
@@ -109,13 +110,7 @@ def numpy_algorithm_1(theta0, tasks, noise, options):
 )
 @pytest.mark.parametrize(
     ("implementation", "dtype"),
-    [
-        ("reference", torch.float64),
-        ("foreach", torch.float64),
-        ("reference", torch.float32),
-        ("foreach", torch.float32),
-        ("compiled", torch.float32),
-    ],
+    [*itertools.product(("reference", "foreach"), DTYPES), ("compiled", torch.float32)],
 )
 def test_three_tasks_match_the_float64_reference(implementation, dtype, case):
     """Every implementation, with whatever noise it draws, against Algorithm 1 in numpy."""
@@ -126,15 +121,9 @@ def test_three_tasks_match_the_float64_reference(implementation, dtype, case):
     torch.manual_seed(1)
     model = nn.Linear(5, 4, bias=False).to(dtype)
     theta0 = model.weight.detach().numpy().copy()
-    optimizer = CoVON(
-        model.named_parameters(),
-        ess=ESS[0],
-        hess_init=HESS_INIT[0],
-        gamma_precision=None,
-        generator=torch.Generator().manual_seed(5),
-        implementation=implementation,
-        **options,
-    )
+    own = dict(gamma_precision=None, generator=torch.Generator().manual_seed(5))
+    first = dict(ess=ESS[0], hess_init=HESS_INIT[0], implementation=implementation)
+    optimizer = CoVON(model.named_parameters(), **first, **own, **options)
     noise, posteriors = [], []
     for t, (x, y) in enumerate(tasks):
         optimizer.param_groups[0].update(ess=ESS[t], hess_init=HESS_INIT[t], gamma=GAMMA[t])

@@ -355,10 +355,8 @@ def test_the_first_step_sets_the_effective_sample_size():
     squares = [p.grad.double().square() for p in model.parameters()]
     optimizer.step()
     ess = optimizer.param_groups[0]["ess_per_example"] * 48
-    gained = sum(
-        float((ess * 48 * square * (0.02 * r) ** 2).sum())
-        for square, r in zip(squares, before, strict=True)
-    )
+    pairs = zip(squares, before, strict=True)
+    gained = sum(float((ess * 48 * square * (0.02 * r) ** 2).sum()) for square, r in pairs)
     assert gained / sum(s.numel() for s in squares) == pytest.approx(7.0, rel=1e-4)
 
 
@@ -472,11 +470,9 @@ def test_the_papers_settings_written_into_a_group_are_named():
 
 def test_groups_without_weight_decay_and_with_learning_rates_of_their_own():
     model = network()
-    groups = [
-        {"params": [model[0].weight, model[2].weight], "lr": 0.1},
-        {"params": [model[0].bias, model[2].bias], "weight_decay": 0.0},
-    ]
-    optimizer = CoVON.finetuning(groups, lr=0.01)
+    matrices = {"params": [model[0].weight, model[2].weight], "lr": 0.1}
+    biases = {"params": [model[0].bias, model[2].bias], "weight_decay": 0.0}
+    optimizer = CoVON.finetuning([matrices, biases], lr=0.01)
     before = copy.deepcopy(model)
     train_step(optimizer, model, task(0))
     assert 0.05 < (model[0].weight - before[0].weight).abs().max() <= 0.2001

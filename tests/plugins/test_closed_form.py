@@ -38,8 +38,7 @@ def test_the_first_domain_adapts_the_network_and_later_ones_leave_it():
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"),
-    [([0, 4], r"between 0 and 3, got \[0, 4\]"), ([], "has no training examples")],
+    ("labels", "says"), [([0, 4], r"between 0 and 3, got \[0, 4\]"), ([], "no training examples")]
 )
 def test_bad_domains_are_named(labels, says):
     model = ClosedFormModel(FeatureExtractor(toy_model()), RidgeClassifier(10, 4))

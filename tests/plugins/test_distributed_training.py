@@ -44,9 +44,7 @@ def test_plugins_that_declare_support_are_tested():
 def test_methods_with_a_memory_of_their_own_are_refused(monkeypatch):
     monkeypatch.setattr(type(DistributedHelper), "world_size", 2)
     model = toy_model()
-    for strategy in (
-        make_naive(model, sgd(model), plugins.DERPlugin()),
-        make_naive(model, sgd(model), cls=ERACEStrategy),
-    ):
+    der = make_naive(model, sgd(model), plugins.DERPlugin())
+    for strategy in der, make_naive(model, sgd(model), cls=ERACEStrategy):
         with pytest.raises(ValueError, match="needs whole batches: train in one process"):
             strategy.train(toy_benchmark().train_stream)

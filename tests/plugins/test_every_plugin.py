@@ -8,11 +8,12 @@ from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.models import MultiTaskModule
 from avalanche.training import Naive
 from torch.utils.data import TensorDataset
-from toy_optimizers import make_covon, make_vcl, same, weights
+from toy_optimizers import same, weights
 from toy_prompting import changed_since, copy_of
 from toy_text import toy_clip_with_text
 from toy_vits import toy_image_benchmark, toy_vit
 from toys import (
+    STRATEGIES,
     Head,
     Watch,
     adamw,
@@ -80,14 +81,7 @@ def slca():
     return SLCA(toy_model(), 4, 3)
 
 
-def covon(model):
-    return make_covon(model.named_parameters())
-
-
-def vcl(model):
-    return make_vcl(model.named_parameters())
-
-
+covon, vcl = STRATEGIES["covon"][1], STRATEGIES["vcl"][1]
 WHOLE_TASKS = {
     "ada-reg": (lambda: AdaRegPlugin(weight_decay=0.5), toy_model, adamw),
     "alignment": (lambda: ClassifierAlignmentPlugin(samples=8), toy_model, sgd),

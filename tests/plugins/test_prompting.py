@@ -52,16 +52,17 @@ def test_a_model_can_be_copied_in_training():
 
 def test_the_first_domain_may_have_epochs_rate_and_decay_of_its_own():
     found = []
-    note = Watch(
-        before_training_epoch=lambda s: found.append(
-            tuple(s.optimizer.param_groups[0][key] for key in ("lr", "weight_decay"))
-        )
-    )
+
+    def note(strategy):
+        group = strategy.optimizer.param_groups[0]
+        found.append((group["lr"], group["weight_decay"]))
+
     model = SPrompts(toy_vit(), 3)
     first = {"epochs": 3, "lr": 0.01, "weight_decay": 0.5}
     schedule = SchedulePlugin([first, {"epochs": 1, "lr": 0.2, "weight_decay": 0.1}])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    strategy = make_naive(model, optimizer, schedule, PromptPlugin(), note)
+    watch = Watch(before_training_epoch=note)
+    strategy = make_naive(model, optimizer, schedule, PromptPlugin(), watch)
     strategy.train(toy_image_benchmark(3).train_stream)
     assert found == [(0.01, 0.5)] * 3 + [(0.2, 0.1)] * 2
 

@@ -27,12 +27,11 @@ def train(plugin):
         copies[1].append(copy.deepcopy(model))
         states.append(torch.get_rng_state())
 
-    first = Watch(
-        before_training_epoch=lambda s: (
-            s.clock.train_exp_epochs or copies[0].append(weights(model))
-        ),
-        after_training_exp=before,
-    )
+    def start(strategy):
+        if strategy.clock.train_exp_epochs == 0:
+            copies[0].append(weights(model))
+
+    first = Watch(before_training_epoch=start, after_training_exp=before)
     last = Watch(after_training_exp=lambda s: copies[2].append(copy.deepcopy(model)))
     strategy = make_naive(model, sgd_by_part(model), first, plugin, last)
     for experience in toy_benchmark().train_stream:

@@ -152,6 +152,7 @@ MODELS = {
     "layer norm": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, 4)),
     "batch norm": lambda: conv(nn.BatchNorm2d(6), outputs=96),
 }
+BOTH = [squared_batch_gradients, squared_example_gradients]
 BY_HOOKS = {"mlp", "hooked", "in place", "sequence", "keyword", "conv", "conv dilated"}
 
 
@@ -264,9 +265,7 @@ def test_batch_squares_times_the_batch_size(case):
     torch.testing.assert_close(squared_batch_gradients(model, batches), expected)
 
 
-@pytest.mark.parametrize(
-    "function", [squared_batch_gradients, squared_example_gradients, expected_squared_gradients]
-)
+@pytest.mark.parametrize("function", [*BOTH, expected_squared_gradients])
 def test_sums_over_many_batches_of_bfloat16_weights_keep_growing(function):
     """Sums in bfloat16 stop at 256 times what a batch adds."""
     torch.manual_seed(0)
@@ -289,7 +288,7 @@ class Heads(nn.Module):
         return self.heads[int(task.unique().item())](torch.tanh(self.body(x)))
 
 
-@pytest.mark.parametrize("function", [squared_batch_gradients, squared_example_gradients])
+@pytest.mark.parametrize("function", BOTH)
 class TestBoth:
     def test_training_flags_gradients_and_statistics_stay_as_they_were(self, function):
         model = nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Dropout(0.9), nn.Linear(5, 4))

@@ -24,9 +24,8 @@ def small(**changes):
 
 def cosines_by_hand(model):
     q, keys = model.vit(X).detach().numpy(), model.keys.detach().numpy()
-    return np.array(
-        [[q_i @ k / (np.linalg.norm(q_i) * np.linalg.norm(k)) for k in keys] for q_i in q]
-    )
+    norm = np.linalg.norm
+    return np.array([[q_i @ k / (norm(q_i) * norm(k)) for k in keys] for q_i in q])
 
 
 def logits_by_hand(model, chosen):

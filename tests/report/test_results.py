@@ -126,12 +126,8 @@ def test_every_changed_digit_of_a_stored_result_is_found(tmp_path):
         changed = f"{text[:i]}{(int(text[i]) + 1) % 10}{text[i + 1 :]}"
         with pytest.raises(ResultError, match=r"r\.json (was changed after|is not|has schema)"):
             Result.parse(changed, "r.json")
-    for layout in (
-        text.replace(": ", ":"),
-        text.replace("1.0", "1"),
-        text.replace("0.25", "2.5e-1"),
-    ):
-        assert layout != text
+    for old, new in ((": ", ":"), ("1.0", "1"), ("0.25", "2.5e-1")):
+        assert (layout := text.replace(old, new)) != text
         assert Result.parse(layout, "r.json") == run
 
 

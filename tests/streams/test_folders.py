@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from miniature import OWN_CLASSES, OWN_CODES, check_labels, open_stream, own, paint
+from miniature import OWN, OWN_CLASSES, OWN_CODES, check_labels, open_stream, own, paint
 
 from covon_avalanche.streams import DomainFolders
 
@@ -139,15 +139,9 @@ def test_other_layouts_are_refused_with_the_one_found_and_those_expected(tmp_pat
     [
         (["train/day/cat", "day/cat"], r"has the folders \['day', 'train'\]: .* or domains alone"),
         (["day/train/cat", "day/Train/cat", "day/test/cat"], r"has the folders \['Train', 'test',"),
-        (
-            ["train/day/cat", "train/dusk/cat", "test/day/cat"],
-            r"domains for training or for testing only: \['dusk'\]",
-        ),
+        (["train/day/cat", "train/dusk/cat", "test/day/cat"], r"or for testing only: \['dusk'\]"),
         (["test/cat", "day/cat"], r"or domains alone, those called like a split named in `dom"),
-        (
-            ["day_train/cat", "day_test/cat"],
-            r"\['day_test', 'day_train'\], which seem to be splits",
-        ),
+        (["day_train/cat", "day_test/cat"], r"'day_test', 'day_train'\], which seem to be splits"),
         (["Train-day/cat", "day/cat"], r"\['Train-day', 'day'\], .* a split named in `domains`"),
         (["day/cat.train/", "day/cat.val/"], r"\['cat.train', 'cat.val'\], .* in `classes`"),
     ],
@@ -267,10 +261,7 @@ def test_errors_name_the_value_and_the_rule(tmp_path):
     [
         ("./day/../day/cat/5.png,day,cat,test", "5.png is a training image and a test image"),
         ("link/cat/5.png,night,cat,test", "5.png is a training image and a test image"),
-        (
-            "day/cat/0.png,night,cat,train",
-            "^{}/day/cat/0.png is a training image and a test image$",
-        ),
+        ("day/cat/0.png,night,cat,train", "^{}/day/cat/0.png is a training .* a test image$"),
         ("day/cat/5.png,night,dog,train", "5.png is listed twice, as 'cat' and 'dog'"),
         ("day/./cat/5.png,day,cat,train", "5.png is listed twice, as 'cat'"),
         ("linked.png,night,cat,test", "linked.png is a training image and a test image"),
@@ -361,9 +352,7 @@ _objects = st.lists(st.integers(0, 12), min_size=3, max_size=9, unique=True)
 
 @settings(max_examples=25, deadline=None)
 @given(
-    counts=st.fixed_dictionaries(
-        dict.fromkeys(itertools.product(("day", "night"), ("cat", "dog")), _objects)
-    ),
+    counts=st.fixed_dictionaries(dict.fromkeys(itertools.product(OWN, ("cat", "dog")), _objects)),
     validation_size=st.sampled_from([0.0, 0.2, 0.4]),
     seed=st.integers(0, 5),
     as_table=st.booleans(),

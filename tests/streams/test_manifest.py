@@ -58,10 +58,7 @@ def test_names_like_formulas_are_read_as_they_were(tmp_path):
         ("file,domain,label\n", "lacks the columns ['split'], found ['file', 'domain', 'label']"),
         (COLUMNS + "x.png,day,cat,valid\n", "split must be train or test, got ['valid']"),
         (COLUMNS + "x.png,day,cat,test\ny.png,day,cat\n", "row 2 after the header has no 'split'"),
-        (
-            "# mine\npath,class,domain,split\n\nx.png,,day,test\n",
-            ": row 1 after the header has no 'cla",
-        ),
+        ("#\npath,class,domain,split\n\nx.png,,day,test\n", ": row 1 after the header has no 'cla"),
         (COLUMNS + "y,1.png,day,cat,train\n", "rows with more than 4 values"),
         (COLUMNS + "x.png,day,cat,test\ny,1.png,day,cat,train\n", "Expected 4 fields in line 3"),
         ('# 2,,,\n"# classes: [""cat""]",,,\n' + COLUMNS, "lacks the columns"),  # saved by Excel
