@@ -112,17 +112,14 @@ def test_weights_that_replace_those_of_a_loaded_state_are_the_mean(then):
     assert all((mean == 0.75).all() for mean in means(net, optimizer))
 
 
-def test_copies_casts_priors_and_predictions():
+def test_casts_priors_and_predictions():
     net = model(torch.bfloat16)
     optimizer = make(net)
-    train(net, optimizer, 2)
-    twin, copied = copy.deepcopy((net, optimizer))
-    train(net, optimizer, 2, first=2)
-    train(twin, copied, 2, first=2)
-    assert equal(means(net, optimizer), means(twin, copied))
+    train(net, optimizer, 4)
     optimizer.consolidate()
+    before = copy.deepcopy(net)
     with optimizer.sampled_params(train=False, temperature=4.0):
-        assert not equal(net.parameters(), twin.parameters())
+        assert not equal(net.parameters(), before.parameters())
     prior = optimizer.posterior()
     other = model(torch.bfloat16)
     following = make(other, prior=DiagGaussian(prior.mean, prior.precision))
