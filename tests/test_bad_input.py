@@ -33,7 +33,6 @@ def write(folder: Path, strategy: str = "finetune", **changes) -> Path:
     ("strategy", "old", "new", "sentence"),
     [
         # Errors in the recipe itself: all others in tests/experiment/test_recipe.py.
-        ("finetune", "lr = 0.01", "lr = nan", "strategies.finetune.lr = nan: "),
         ("finetune", "epochs = 1", f"x = {'[' * 9000}{']' * 9000}", "is not valid TOML: "),
         # Errors that only a run finds.
         ("finetune", "train_mb_size = 64", "train_mb_size = 5000", "than the 1437 training images"),
@@ -65,7 +64,6 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["search", "permuted-digits", "--validation-size", "0"], "that are held out"),
         (["run", "--epochs", "0"], "epochs = 0: Input should be greater than or equal to 1"),
         (["search", "pacs", "--epochs", "9" * 9], "epochs = 999999999: Input should be less"),
-        (["run", "--set", "epoch=3"], "epoch: unknown key"),
         (["run", "--launcher", "slurm", "--slurm", "gpu"], "a setting must look like KEY=VALUE"),
         (["run", "--slurm", "partition=gpu"], "--slurm partition=gpu is for --launcher slurm only"),
         (["run", "--launcher", "slurm", "--jobs", "2"], "--jobs 2 is for runs on this machine"),
@@ -75,7 +73,6 @@ def test_recipes(tmp_path, strategy, old, new, sentence):
         (["report", "nowhere"], "nowhere cannot be read: No such file"),
         (["report", "."], "there is no finished run in ."),
         (["compare", "nowhere", "nowhere"], "nowhere cannot be read: No such file"),
-        (["search", "permuted-digits", "--set", "search.covno={}"], "no strategy 'covno'; known"),
     ],
 )
 def test_arguments(tmp_path, monkeypatch, arguments, sentence):
@@ -108,8 +105,6 @@ def test_data_and_weights(tmp_path, command, changes, sentence):
     ],
 )
 def test_an_image_size_that_the_network_does_not_take(tmp_path, size, backbone, reason):
-    if "timm" in backbone:
-        pytest.importorskip("timm", reason="needs the extra vision")
     pacs(tmp_path / "PACS")
     changes = {"stream": PACS | {"image_size": size}, "model": NETWORK | {"backbone": backbone}}
     options = ["--out", tmp_path / "out", "--jobs", 1, "--dataset-root", tmp_path]
@@ -138,23 +133,21 @@ def test_missing_data_are_named_before_any_run_starts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "announced", "times", "says"),
+    ("changes", "announced", "says"),
     [
         (
-            {"stream": {"name": "PermutedMNIST", "n_experiences": 2}},
+            {"stream": DIGITS | {"name": "PermutedMNIST"}},
             "MNIST will be downloaded to ",
-            0,
             "MNIST cannot be downloaded to ",
         ),
         (
             {"stream": PACS, "model": {**NETWORK, "weights": "default"}, "train_mb_size": 2},
             "The weights of squeezenet will be downloaded, unless they are cached.",
-            1,
             "the weights of squeezenet cannot be downloaded or loaded: <urlopen error no route",
         ),
     ],
 )
-def test_announced_downloads_may_fail(tmp_path, monkeypatch, changes, announced, times, says):
+def test_announced_downloads_may_fail(tmp_path, monkeypatch, changes, announced, says):
     def no_route(*_, **__):
         raise URLError("no route to host")
 
@@ -166,7 +159,7 @@ def test_announced_downloads_may_fail(tmp_path, monkeypatch, changes, announced,
     command = ["run", recipe, "--dataset-root", tmp_path, "--out", tmp_path / "out", "--jobs", 1]
     dry = covon(*command, "--dry-run")
     assert announced in dry.stdout
-    assert dry.stdout.count("of training, from timed batches") == times
+    assert dry.stdout.count("of training, from timed batches") == ("model" in changes)
     assert not (tmp_path / "MNIST").exists()
     assert says in refused(*command)
 
@@ -205,9 +198,7 @@ class TestResults:
         assert "newer version" in refused("run", path, "--out", tmp_path / "out")
         assert folder.result_file.read_bytes() == file.read_bytes()
 
-    @pytest.mark.parametrize(
-        "text", ["", "{", "[]", "[" * 10**5, '{"schema_version": 1}', "\udcff"]
-    )
+    @pytest.mark.parametrize("text", ["", "{", "[]", 10**5 * "[", '{"schema_version":1}', "\udcff"])
     def test_that_are_none(self, file, text):
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
         assert f"{file} is no" in refused("report", file)
@@ -216,10 +207,7 @@ class TestResults:
         ("changes", "sentence"),
         [
             ({"settings": {"strategy": "covon"}}, "settings.strategy.kind is missing"),
-            (
-                {"settings": {"strategy": {"kind": "covon"}, "stream": "PACS"}},
-                "settings.stream must be a table",
-            ),
+            ({"settings": {"strategy": {"kind": "a"}, "stream": 1}}, "settings.stream must be a"),
             ({"counts": [], "accuracy": [[]], "held_out": True}, "counts: List should have at lea"),
             ({"accuracy": []}, "accuracy = [] does not fit counts = [10, 10]"),
             ({"accuracy": [[0.9, 0.1], None]}, "accuracy = [[0.9, 0.1], None] does not fit "),

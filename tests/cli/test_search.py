@@ -13,10 +13,11 @@ from covon_avalanche.cli.progress import GridProgress
 from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import Recipe, load_recipe
 from covon_avalanche.experiment.resumable import Checkpointer
-from covon_avalanche.experiment.run_folder import RunFolder, StoredRun
+from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.search import Search, searches_in
 from covon_avalanche.experiment.search_space import Searched
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
 STREAM = {"name": "PermutedDigits", "n_experiences": 2, "validation_size": 300}
 
 
@@ -25,7 +26,6 @@ def recipe_of(*names) -> Recipe:
     return small_recipe(strategies, epochs=1, stream=STREAM, searched={})
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_the_command_writes_a_recipe_of_the_best(tmp_path, monkeypatch):
     """With as many trials as each strategy was searched with, whatever was searched before."""
     totals = []
@@ -69,7 +69,6 @@ def test_the_command_writes_a_recipe_of_the_best(tmp_path, monkeypatch):
     assert list(load_recipe(str(tmp_path / "best.toml")).searched) == ["ewc-star"]
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
     file = saved(recipe_of("ncm", "finetune"), tmp_path)
     arguments = ["search", file, "--trials", 1, "--out", tmp_path]
@@ -86,7 +85,6 @@ def test_a_strategy_with_nothing_to_search_keeps_its_settings(tmp_path):
     assert "ncm: nothing to search; give ranges in [search.STRATEGY]" in sentence
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_strategies_searched_before_stay_so_however_long_the_name_of_the_recipe(tmp_path):
     names, how = ("finetune", "ewc-star"), Searched(trials=5, accuracy=0.5)
     changes = {"name": 100 * "a", "searched": dict.fromkeys(names, how)}
@@ -111,7 +109,6 @@ def test_a_seed_that_will_be_reported_is_remarked_upon(tmp_path, monkeypatch):
         assert ("--seed 0 is one of the recipe's seeds" in done.stderr) == lines
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_ctrl_c_ends_a_search_and_leaves_its_trial_to_be_resumed(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -136,22 +133,7 @@ def test_several_commands_share_the_trials(tmp_path):
     assert all(f" {len(trials)}/{len(trials)} " in output for output in outputs)
 
 
-@pytest.mark.usefixtures("forked")
-def test_a_killed_process_is_said_and_the_trials_are_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "dying.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    own = {"kind": "custom", "lr": 0.01, "implementation": "dying:Naive"}
-    file = saved(small_recipe({"own": own}, stream=STREAM), tmp_path)
-    command = ["search", file, "--out", tmp_path / "s", "--jobs", 1, "--trials", 1]
-    done = covon(*command, status=1)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("covon: ")]
-    assert "its process was killed" in line
-    assert "Traceback" not in done.output
-    (run,) = (tmp_path / "s").rglob("run.json")
-    assert StoredRun(run.parent).status().given_up is None
-
-
-@pytest.mark.usefixtures("in_this_process", "undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_the_state_of_a_search_is_shown_and_its_report_has_the_trials_and_what_was_best(tmp_path):
     folder, out = tmp_path / "mine", tmp_path / "report"
     file = saved(recipe_of("finetune", "ewc-star"), tmp_path)
@@ -187,7 +169,6 @@ def test_the_state_of_a_search_is_shown_and_its_report_has_the_trials_and_what_w
     assert not (out / "table.md").exists()
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
     recipe = recipe_of("finetune", "ewc-star")
     file = saved(recipe, tmp_path)
@@ -201,7 +182,6 @@ def test_a_strategy_that_diverges_leaves_the_others_their_results(tmp_path):
     covon("search", file, *alone, status=1)
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_runs_and_searches_do_not_share_a_folder(tmp_path):
     """A run and a trial of the same settings and seed would share their files."""
     file = saved(recipe_of("finetune"), tmp_path)
@@ -220,7 +200,6 @@ def test_runs_and_searches_do_not_share_a_folder(tmp_path):
         assert f"{folder} {says}" in refused(*command, folder)
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_runs_and_trials_with_the_data_of_another_folder_are_not_used(tmp_path):
     roots = [tmp_path / name for name in "ab"]
     for root in roots:
