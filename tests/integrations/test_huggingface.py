@@ -15,7 +15,7 @@ from toy_optimizers import accumulate, make_covon, make_vcl, nll, relative_dista
 transformers = pytest.importorskip("transformers", reason="needs the extra language")
 pytest.importorskip("accelerate", reason="needs the extra language")
 
-from toy_language import Recording, gpt2  # noqa: E402
+from toy_language import Recording, gpt2, make_tokenizer  # noqa: E402
 
 from covon_avalanche import CoVON  # noqa: E402
 from covon_avalanche.integrations.huggingface import PosteriorCallback, shard  # noqa: E402
@@ -45,6 +45,7 @@ class Model(nn.Module):
 X, Y = torch.randn(48, 4), torch.randint(3, (48,))
 ROWS = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
 BATCHES = list(zip(X.split(8), Y.split(8), strict=True))
+COMPILED = {"torch_compile": True, "torch_compile_backend": "eager"}
 
 
 class InOrder(transformers.Trainer):
@@ -223,9 +224,7 @@ def test_adapters_of_peft_alone_have_a_posterior_as_in_a_plain_loop(tmp_path):
     torch.testing.assert_close(dict(optimizer.posterior().mean), dict(own.posterior().mean))
 
 
-@pytest.mark.parametrize(
-    "options", [{"bf16": True}, {"torch_compile": True, "torch_compile_backend": "eager"}]
-)
+@pytest.mark.parametrize("options", [{"bf16": True}, COMPILED])
 def test_autocast_and_compiled_models(options, tmp_path):
     model, exact = fit(tmp_path, epochs=1, **options), fit(tmp_path, epochs=1)
     assert model.linear.weight.dtype == torch.float32
@@ -251,12 +250,7 @@ def lengths(batches):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        GROUP_BY_LENGTH,
-        {"gradient_checkpointing": True},
-        {"label_smoothing_factor": 0.3},
-    ],
+    [{}, GROUP_BY_LENGTH, {"gradient_checkpointing": True}, {"label_smoothing_factor": 0.3}],
     ids=lambda options: next(iter(options), "none"),
 )
 def test_options_for_language_models_equal_a_plain_loop(options, tmp_path):
@@ -267,14 +261,7 @@ def test_options_for_language_models_equal_a_plain_loop(options, tmp_path):
         {"input_ids": r, "labels": [-100, *r[1:]], "attention_mask": [1] * len(r)} for r in rows
     ]
 
-    def pad(batch):
-        longest = max(len(row["input_ids"]) for row in batch)
-        fill = {"input_ids": 0, "labels": -100, "attention_mask": 0}
-        return {
-            key: torch.tensor([row[key] + [value] * (longest - len(row[key])) for row in batch])
-            for key, value in fill.items()
-        }
-
+    pad = transformers.DataCollatorForTokenClassification(make_tokenizer())
     model, plain, start = (gpt2(20, layers=2) for _ in range(3))
     optimizer, own = (
         CoVON.finetuning(m.named_parameters(), lr=1e-3, generator=torch.Generator().manual_seed(3))
@@ -470,14 +457,12 @@ check_batch_norm(model)
     torchrun(tmp_path / "script.py")
 
 
-@pytest.mark.parametrize("options", [{}, {"torch_compile": True, "torch_compile_backend": "eager"}])
+@pytest.mark.parametrize("options", [{}, COMPILED])
 def test_batch_norm_of_a_model_without_labels_has_them_too(options, tmp_path):
     """Whose loss is that of the Trainer's ``compute_loss``."""
     model = WithoutLoss()
-    run = trainer(
-        model, make_covon(model.named_parameters()), tmp_path, remove_unused_columns=False,
-        **options,
-    )  # fmt: skip
+    optimizer = make_covon(model.named_parameters())
+    run = trainer(model, optimizer, tmp_path, remove_unused_columns=False, **options)
     run.__class__ = OwnLoss
     run.train()
     check_batch_norm(model)
