@@ -19,8 +19,9 @@ class Killed(BaseException):
     """In place of a signal."""
 
 
-def run_until_killed(checkpoints: int, folder: RunFolder, options: RunOptions) -> bool:
-    """``run_in_folder``, killed after one more checkpoint than ``checkpoints``; whether it was."""
+def run_until_killed(checkpoints: int, folder: RunFolder) -> bool:
+    """A run with a checkpoint after each batch, epoch and domain, killed after one more than
+    ``checkpoints``; whether it was."""
     store, left = Checkpointer._store, iter(range(checkpoints))
 
     def counted(self: Checkpointer) -> bool:
@@ -32,22 +33,17 @@ def run_until_killed(checkpoints: int, folder: RunFolder, options: RunOptions) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpointer, "_store", counted)
         try:
-            run_in_folder(folder, options)
+            run_in_folder(folder, RunOptions(checkpoint_seconds=0))
         except Killed:
             return True
     return False
 
 
 def run_with_stops(
-    recipe: Recipe,
-    name: str,
-    folder: Path,
-    stops: Sequence[int],
-    options: RunOptions,
-    dataset_root: Path | None = None,
+    recipe: Recipe, name: str, folder: Path, stops: Sequence[int], dataset_root: Path | None = None
 ) -> Result:
     """The result of a run that is stopped once for each entry, after so many more checkpoints."""
     run = RunFolder(folder, recipe, name, 0, dataset_root)
     for checkpoints in stops:
-        run_until_killed(checkpoints, run, options)
-    return run_in_folder(run, options)
+        run_until_killed(checkpoints, run)
+    return run_in_folder(run)

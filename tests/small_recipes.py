@@ -12,8 +12,6 @@ from covon_avalanche.experiment.result import EvaluatedOn, Result
 from covon_avalanche.experiment.run_folder import RunFolder
 from covon_avalanche.experiment.run_options import RunOptions
 
-OFTEN = RunOptions(checkpoint_seconds=0)
-"""A checkpoint after each batch, epoch and domain."""
 FEW = {"name": "PermutedDigits", "n_experiences": 2, "validation_size": 1237}
 """Two domains of 200 images."""
 PACS = {"name": "PACS", "domains": ["sketch", "photo"], "image_size": 32}

@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 from interrupted_runs import run_until_killed
 from made_up_results import made_up
-from small_recipes import FEW, OFTEN, STRATEGIES, reproducible, run_strategy, small_recipe
+from small_recipes import FEW, STRATEGIES, reproducible, run_strategy, small_recipe
 
 from covon_avalanche.experiment import run_folder
 from covon_avalanche.experiment.checkpoint import Point, save_checkpoint
@@ -150,7 +150,7 @@ def test_a_classifier_in_closed_form_is_not_repeated_for_epochs_and_batches(tmp_
     changes = {"train_mb_size": 50, "epochs": 3, "final_lr_factor": 0.5}
     other = first.model_copy(update=changes)
     ridge, result = RunFolder(tmp_path, first, "ridge", 0), run_strategy(first, "ridge", 0)
-    assert run_until_killed(0, ridge, OFTEN)
+    assert run_until_killed(0, ridge)
     again = RunFolder(tmp_path, other, "ridge", 0)
     assert again.path == ridge.path
     resumed = run_in_folder(again)
@@ -168,7 +168,7 @@ def test_a_classifier_in_closed_form_is_not_repeated_for_epochs_and_batches(tmp_
 
 def test_an_interrupted_run_is_resumed_with_another_number_of_workers(recipe, tmp_path):
     first = RunFolder(tmp_path, recipe, "finetune", 0)
-    assert run_until_killed(5, first, OFTEN)
+    assert run_until_killed(5, first)
     more = RunFolder(tmp_path, recipe.model_copy(update={"workers": 1}), "finetune", 0)
     whole = reproducible(run_strategy(recipe, "finetune", 0))
     named = {"settings": more.settings, "run_hash": first.hash}

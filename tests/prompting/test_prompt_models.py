@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from interrupted_runs import run_with_stops
 from miniature import pacs
-from small_recipes import OFTEN, PACS, reproducible, run_strategy, small_recipe
+from small_recipes import PACS, reproducible, run_strategy, small_recipe
 from toy_prompting import (
     ON_A_VIT,
     OPTIMIZERS,
@@ -238,6 +238,6 @@ def test_a_recipe_runs_and_resumes_bit_exactly(kind, tmp_path):
     recipe = recipe_of(kind, backbone)
     undisturbed = run_strategy(recipe, kind, 0, tmp_path)
     stops = [0, 4]  # one inside each domain
-    result = run_with_stops(recipe, kind, tmp_path, stops, OFTEN, tmp_path)
+    result = run_with_stops(recipe, kind, tmp_path, stops, tmp_path)
     assert reproducible(result) == reproducible(undisturbed)
     assert result.resumed == 2
