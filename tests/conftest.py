@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import cache
@@ -26,12 +27,18 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def little_garbage():
+FROZEN = []
+
+
+@pytest.fixture(autouse=True)
+def little_garbage(request):
     """Exempt what exists, such as all that was imported, from the collections before each run."""
-    gc.enable()
-    gc.collect()
-    gc.freeze()
+    known = [request.module, len(sys.modules)]  # some tests import more
+    if known != FROZEN:
+        FROZEN[:] = known
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
