@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import joblib
 import pytest
 from miniature import pacs
-from small_recipes import FEW, NETWORK, PACS, STRATEGIES, saved, small_recipe
+from small_recipes import FEW, NETWORK, PACS, STRATEGIES, saved, short_recipe, small_recipe
 from terminal import check_ctrl_c, covon, covon_when_both_are_ready, in_two_processes, refused
 
 from covon_avalanche.cli import run
@@ -22,7 +22,7 @@ from covon_avalanche.experiment.run_folder import RunFolder
 
 
 @pytest.fixture
-def arguments(tmp_path):
+def arguments(tmp_path, in_this_process, undrawn):
     """A run of three strategies that takes a moment; the last one fails."""
     strategies = {name: STRATEGIES[name] for name in ("covon", "finetune")}
     strategies["bad"] = {"kind": "finetune", "lr": 1e30}
@@ -30,7 +30,6 @@ def arguments(tmp_path):
     return ["run", saved(recipe, tmp_path), "--jobs", "1", "--out", tmp_path / "out"]
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments, tmp_path, caplog):
     done = covon(*arguments, status=1)
     out = tmp_path / "out"
@@ -44,7 +43,6 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert done.stderr.rstrip().endswith(f"; see {log}")
     assert "Traceback" not in done.stderr
     assert "Traceback" in log.read_text(encoding="utf-8")
-    assert (out / "accuracy.png").stat().st_size > 10_000
     assert "covon" in (out / "table.md").read_text(encoding="utf-8")
     for strategy in ("covon", "finetune"):
         (folder,) = (out / strategy).glob("seed-0-*")
@@ -84,7 +82,6 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
     assert {(r.recipe, r.settings["title"]) for r in results} == {("mine", "A [/b] of [pilot]")}
 
 
-@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_run_of_another_process_is_waited_for_and_resumed(arguments, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "out", load_recipe(arguments[1]), "covon", 0)
     with contextlib.ExitStack() as another:
@@ -108,11 +105,11 @@ def test_two_machines_share_the_runs_of_a_folder(arguments, tmp_path):
         assert len({run for run, _ in ended}) == len(ended) == 6
         own += [run for run, cached in ended if not cached]
     assert len({*own}) == 6  # one that ends just when the other process takes it is in both
+    assert (tmp_path / "out/accuracy.png").stat().st_size > 10_000
     files = [*(tmp_path / "out").rglob("run.json")]
     assert [json.loads(file.read_text(encoding="utf-8"))["starts"] for file in files] == [1] * 6
 
 
-@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, monkeypatch):
     repeated = ["--strategies", "covon", "--strategies", "finetune", "--seeds", "0", "--seeds", "1"]
     command = [*arguments, *repeated, "--dry-run"]
@@ -120,10 +117,8 @@ def test_a_dry_run_says_what_would_run_and_for_how_long(arguments, tmp_path, mon
     assert first.stdout.splitlines()[0].endswith("4 runs, 0 finished, 4 to run, 1 in parallel")
     assert "The data are there." in first.stdout
     for name in ("covon", "finetune"):
-        assert re.search(
-            rf"(?m)^{name}: 2 x 0:00:\d\d of training, from timed batches of one process$",
-            first.stdout,
-        )
+        says = rf"(?m)^{name}: 2 x 0:00:\d\d of training, from timed batches of one process$"
+        assert re.search(says, first.stdout)
     assert not (tmp_path / "out").exists()
     covon(*arguments, "--strategies", "finetune")
     (file,) = (tmp_path / "out").rglob("result.json")
@@ -173,14 +168,8 @@ def test_a_dry_run_names_the_strategy_whose_class_raises_an_error(tmp_path, monk
 @pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_incomplete_data_are_reported_by_a_dry_run_and_once_for_all_runs(tmp_path):
     pacs(tmp_path / "PACS")
-    recipe = small_recipe(
-        {"finetune": STRATEGIES["finetune"]},
-        stream=PACS | {"limit": 2},
-        model=NETWORK,
-        train_mb_size=2,
-        epochs=1,
-        seeds=[0, 1],
-    )
+    images = {"stream": PACS | {"limit": 2}, "model": NETWORK, "train_mb_size": 2}
+    recipe = short_recipe("finetune", **images, epochs=1, seeds=[0, 1])
     command = ["run", saved(recipe, tmp_path), "--out", tmp_path / "out", "--jobs", 1]
     counts = {"sketch": 3929, "photo": 1670}
     for more in (["--dry-run"], [], []):  # the last finds finished runs
@@ -192,7 +181,6 @@ def test_incomplete_data_are_reported_by_a_dry_run_and_once_for_all_runs(tmp_pat
         assert log.read_text(encoding="utf-8").count("should have") == 2
 
 
-@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_before_it_starts_a_run_says_what_differs_and_what_has_no_bundle(arguments):
     arguments += ["--strategies", "finetune"]
     covon(*arguments)
@@ -205,7 +193,6 @@ def test_before_it_starts_a_run_says_what_differs_and_what_has_no_bundle(argumen
     assert done.stdout.startswith("1 finished run of finetune differs in epochs: 1, now 3\n")
 
 
-@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_the_data_and_devices_of_a_cluster_may_be_elsewhere(arguments):
     words = [word for word in arguments if word not in ("--jobs", "1")]
     done = covon(*words, "--dry-run", "--launcher", "slurm", "--set", "device=cuda")
@@ -217,7 +204,6 @@ def tree(folder):
     return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_a_dry_run_and_the_status_change_no_byte(arguments, tmp_path):
     arguments += ["--strategies", "covon,finetune", "--seeds", "0-1"]
     covon(*arguments)
@@ -235,7 +221,6 @@ def test_a_dry_run_and_the_status_change_no_byte(arguments, tmp_path):
     assert tree(tmp_path) == before | {damaged: b"{"}
 
 
-@pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_only_missing_runs_are_submitted_to_a_cluster(arguments, monkeypatch):
     submitted = []
 
@@ -286,12 +271,8 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_table(tmp_path, m
     monkeypatch.setattr(baselines, "_imported", {})
     changed = covon(*command, "--strategies", "mine")
     assert "1 run, 0 finished, 1 to run" in changed.stdout
-    old, new = (
-        Result.load(path)
-        for path in sorted(
-            (tmp_path / "out/mine").rglob("result.json"), key=lambda path: path.stat().st_mtime_ns
-        )
-    )
+    files = sorted((tmp_path / "out/mine").rglob("result.json"), key=lambda p: p.stat().st_mtime_ns)
+    old, new = map(Result.load, files)
     assert old.epochs[0].loss != new.epochs[0].loss
     sources = [result.settings["strategy"]["source"] for result in (old, new)]
     assert sources[0] != sources[1]
@@ -308,11 +289,9 @@ def test_a_changed_class_is_another_run_and_a_subset_keeps_the_table(tmp_path, m
 
 
 def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
-    command = ["run", "permuted-digits", "--out", str(tmp_path), "--jobs", "1", "--seeds", "0-9"]
-    command += ["--epochs", "5"]
-    command += ["--strategies", "finetune,covon", "--set", "stream.validation_size=200"]
-    command += ["--set", "stream.n_experiences=2"]
-    command = [sys.executable, "-m", "covon_avalanche", *command]
+    command = [sys.executable, "-m", "covon_avalanche", "run", "permuted-digits", "--jobs", "1"]
+    command += ["--out", str(tmp_path), "--seeds", "0-9", "--strategies", "finetune,covon"]
+    command += ["--epochs", "2", "--set", "stream.n_experiences=2"]
     check_ctrl_c(command, lambda: list(tmp_path.rglob("result.json")), times=2)
     files = list(tmp_path.rglob("result.json"))
     assert 1 <= len(files) < 20
@@ -320,10 +299,9 @@ def test_ctrl_c_leaves_whole_files_and_no_process_behind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "given", "expected"),
-    [("cpu", [], 6), ("cuda:1", [], 1), ("cuda", ["--jobs", "2"], 2)],
+    ("device", "jobs", "expected"), [("cpu", (), 6), ("cuda:1", (), 1), ("cuda", ("--jobs", 2), 2)]
 )
-def test_how_many_runs_are_parallel(device, given, expected, tmp_path, monkeypatch):
+def test_how_many_runs_are_parallel(device, jobs, expected, tmp_path, monkeypatch):
     """One per core, but one on a GPU, unless it is said."""
     asked = []
 
@@ -338,7 +316,7 @@ def test_how_many_runs_are_parallel(device, given, expected, tmp_path, monkeypat
     monkeypatch.setattr(joblib, "cpu_count", lambda: 6)
     monkeypatch.setattr(run, "run_grid", fake)
     monkeypatch.setattr(grid, "WorkerPool", no_pool)
-    given = ["--set", f'device="{device}"', "--out", str(tmp_path), *given]
+    given = ["--set", f'device="{device}"', "--out", str(tmp_path), *jobs]
     covon("run", *given)
     covon("search", "permuted-digits", "--validation-size", 0.2, *given, status=130)
     assert asked == [expected, expected]
