@@ -138,7 +138,7 @@ def test_lists_of_windows_are_read_and_missing_images_are_errors_at_once(tmp_pat
     for encoding in ("utf-8", "utf-8-sig"):
         for file in root.glob("*.txt"):
             file.write_text(file.read_text().replace("/", "\\"), encoding=encoding)
-        check_labels(open_stream(DomainNet, root, domains=[*miniature.CODES]), miniature.CODES)
+        check_labels(open_stream(DomainNet, root, domains=["clipart"]), miniature.CODES)
     next((root / "painting" / "zebra").iterdir()).unlink()
     with pytest.raises(ValueError, match=r"no file .*zebra.*painting_t.*txt names \(1 of "):
         open_stream(DomainNet, root, domains=[*miniature.CODES])
