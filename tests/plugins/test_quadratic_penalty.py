@@ -8,6 +8,7 @@ from toy_optimizers import same, weights
 from toys import ToDouble, Watch, columns, make_naive, sgd, toy_benchmark, toy_model
 
 from covon_avalanche.plugins import AvalancheSIPlugin, EWCPlugin, MASPlugin, RWalkPlugin, SIPlugin
+from covon_avalanche.plugins.task_loader import task_loader
 
 LR = 0.1
 EXPERIENCES = 3
@@ -207,11 +208,8 @@ def double_loader(monkeypatch):
     from covon_avalanche.plugins import ewc, mas
 
     for module in (ewc, mas):
-        loader = module.task_loader
         monkeypatch.setattr(
-            module,
-            "task_loader",
-            lambda *args, loader=loader: ((x.double(), y) for x, y in loader(*args)),
+            module, "task_loader", lambda *args: ((x.double(), y) for x, y in task_loader(*args))
         )
 
 
@@ -254,7 +252,7 @@ def test_ewc_is_not_affected_by_the_order_of_the_data_nor_by_its_batches(double_
 
 
 def test_paths_and_squares_of_bfloat16_weights_are_summed_in_float32():
-    """Over 1,200 steps; in bfloat16 the sums lose a tenth."""
+    """Over 300 steps, in which sums in bfloat16 lose several per cent."""
     model, steps = toy_model().bfloat16(), {}
     start = weights(model)
     path, squares = ({n: p.double() * 0 for n, p in start.items()} for _ in range(2))
@@ -270,12 +268,12 @@ def test_paths_and_squares_of_bfloat16_weights_are_summed_in_float32():
         for name, p in weights(strategy.model).items():
             gradient, old = steps[name]
             path[name] -= gradient * (p.double() - old)
-            squares[name] += gradient**2 / 1200
+            squares[name] += gradient**2 / 300
 
     watch = Watch(before_forward=narrow, before_update=before, after_update=after)
     si, rwalk = SIPlugin(0.0), RWalkPlugin(0.0, delta_t=10_000)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    options = {"train_epochs": 100, "train_mb_size": 4}
+    options = {"train_epochs": 25, "train_mb_size": 4}
     make_naive(model, optimizer, watch, si, rwalk, **options).train(toy_benchmark(1).train_stream)
     for name, p in weights(model).items():
         expected = (path[name] / ((p.double() - start[name].double()) ** 2 + 0.1)).relu()
