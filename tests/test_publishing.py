@@ -14,6 +14,7 @@ import zlib
 import pytest
 import torch
 from miniature import own
+from PIL import Image, PngImagePlugin
 from small_recipes import NETWORK, saved, short_recipe
 from terminal import covon, refused
 
@@ -65,6 +66,28 @@ def contents(data: bytes):
 
 def leaks(data: bytes) -> set[str]:
     return {secret for part in contents(data) for secret in SECRETS if secret.encode() in part}
+
+
+def test_secrets_are_found_wherever_they_are():
+    def packed(name, data):
+        with zipfile.ZipFile(buffer := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(name, data)
+        return buffer.getvalue()
+
+    def picture(**options):
+        (info := PngImagePlugin.PngInfo()).add_text("Comment", "by eve-the-user", **options)
+        Image.new("L", (2, 2)).save(buffer := io.BytesIO(), "PNG", pnginfo=info)
+        return buffer.getvalue()
+
+    itxt = PngImagePlugin.PngInfo()
+    itxt.add_itxt("Comment", "by eve-the-user", "en", "Kommentar", zip=True)
+    Image.new("L", (2, 2)).save(buffer := io.BytesIO(), "PNG", pnginfo=itxt)
+    hidden = [b"... eve-the-user", picture(), picture(zip=True), buffer.getvalue()]
+    hidden += [gzip.compress(hidden[2]), packed("a", hidden[1]), packed("eve-the-user", b"")]
+    hidden += [packed("a.zip", packed("b.gz", hidden[4]))]
+    hidden += [b"<img src='data:image/png;base64," + base64.b64encode(hidden[2]) + b"'>"]
+    assert [leaks(data) for data in hidden] == [{"eve-the-user"}] * len(hidden)
+    assert leaks(packed("a.zip", packed("b.gz", gzip.compress(b"nothing")))) == set()
 
 
 @pytest.fixture
