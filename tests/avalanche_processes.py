@@ -29,7 +29,9 @@ def vcl(model):
 
 def naive(optimizer, *own):
     """Makes fine-tuning with plugins."""
-    return lambda model, **o: make_naive(model, optimizer(model), *(p() for p in own), **o)
+    return lambda model, **options: make_naive(
+        model, optimizer(model), *(plugin() for plugin in own), **options
+    )
 
 
 def seeds():
@@ -46,9 +48,11 @@ def schedule():
 
 
 KINDS = {
-    "covon": lambda model, **o: make_strategy("covon", model, optimizer=covon(model), **o),
+    "covon": lambda model, **options: make_strategy(
+        "covon", model, optimizer=covon(model), **options
+    ),
     "covon with RegMean": naive(covon, lambda: CoVONPlugin(merge=RegMean())),
-    "vcl": lambda model, **o: make_strategy("vcl", model, optimizer=vcl(model), **o),
+    "vcl": lambda model, **options: make_strategy("vcl", model, optimizer=vcl(model), **options),
     "td-vcl": naive(vcl, seeds, TDVCLPlugin),
     "evcl": naive(vcl, lambda: EVCLPlugin(strength=0.1)),
     "ada-reg": partial(make_strategy, "ada-reg"),
