@@ -39,9 +39,12 @@ class GradientAccumulation:
             for i, size in enumerate(sizes):
                 own.mbatch = step.pop(0)
                 own._unpack_minibatch()
-                own._before_training_iteration(**kwargs)
+                sums = [(p, p.grad) for p in own.model.parameters() if i > 0]
+                own._before_training_iteration(**kwargs)  # A-GEM and GEM clear and set gradients
                 if i == 0:
                     own.optimizer.zero_grad()
+                for p, grad in sums:
+                    p.grad = grad
                 own.loss = own._make_empty_loss()
                 own._before_forward(**kwargs)
                 own.mb_output = own.forward()

@@ -22,7 +22,8 @@ def test_one_sample_computes_all_mini_batches_of_a_step(make, plugin):
     benchmark, (model, plain) = toy_benchmark(2), (toy_model(), toy_model())
     options = dict(hess_approx="gradsq") if make is make_covon else {}
     optimizer = make(model.named_parameters(), **options)
-    strategy = make_naive(model, optimizer, plugin(), cls=Accumulating)
+    beside = Watch(before_training_iteration=take_gradients)
+    strategy = make_naive(model, optimizer, plugin(), beside, cls=Accumulating)
     optimizer = make(plain.named_parameters(), **options)
     for experience in benchmark.train_stream:
         strategy.train(experience, shuffle=False)
@@ -61,9 +62,16 @@ def double(strategy):
     strategy.mbatch = [torch.cat([part, part]) for part in strategy.mbatch]
 
 
-@pytest.mark.parametrize("callbacks", [{}, {"before_training_iteration": double}])
-def test_accumulated_steps_equal_those_of_large_batches(callbacks):
-    found = []
+def take_gradients(strategy):
+    """Those of something else, as A-GEM and GEM do before an iteration."""
+    strategy.optimizer.zero_grad()
+    strategy.model(strategy.mb_x).sum().backward()
+    strategy.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("before", [None, double, take_gradients])
+def test_accumulated_steps_equal_those_of_large_batches(before):
+    found, callbacks = [], {"before_training_iteration": before} if before else {}
     threefold = type("Threefold", (GradientAccumulation, Naive), {"accumulate": 3})
     for cls, size in ((Naive, 48), (threefold, 16), (threefold, 20)):  # 20 + 20 + 8
         benchmark, model = toy_benchmark(2), toy_model()
