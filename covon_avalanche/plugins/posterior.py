@@ -127,6 +127,8 @@ class PosteriorPlugin(SupervisedPlugin):
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, unless that of the step is in place already."""
         if self._sample is None:
+            if strategy._stop_training:  # after an iteration: Avalanche trains one more
+                self._follow_early_stopping(strategy)
             for plugin in strategy.plugins:
                 best = getattr(plugin, "best_state", None)
                 if isinstance(plugin, EarlyStoppingPlugin) and best is not self._best[0]:
@@ -150,11 +152,15 @@ class PosteriorPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Consolidate at the end of a task, with the state of the weights that Avalanche's early
         stopping has restored."""
-        (_, saved), self._best = self._best, (None, None)
-        if saved and strategy.optimizer.changed_weights():
-            strategy.optimizer.rewind(saved)
+        self._follow_early_stopping(strategy)
+        self._best = None, None
         if self.consolidate_every is None:
             self._consolidate(strategy)
+
+    def _follow_early_stopping(self, strategy: Any) -> None:
+        saved = self._best[1]
+        if saved and strategy.optimizer.changed_weights():
+            strategy.optimizer.rewind(saved)
 
     def _consolidate(self, strategy: Any) -> None:
         strategy.optimizer.consolidate()

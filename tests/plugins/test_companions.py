@@ -9,7 +9,7 @@ from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training import plugins as avalanches
 from toy_optimizers import same, weights
-from toys import STRATEGIES, adamw, make_naive, make_strategy, toy_benchmark, toy_model
+from toys import STRATEGIES, Watch, adamw, make_naive, make_strategy, toy_benchmark, toy_model
 
 each = pytest.mark.parametrize("kind", STRATEGIES)
 
@@ -62,8 +62,8 @@ def test_with_early_stopping(kind):
         assert settled(kind, strategy)
 
 
-class BestAfterOneEpoch(avalanches.EarlyStoppingPlugin):
-    """Early stopping whose metric is best after the first epoch."""
+class BestAfterOne(avalanches.EarlyStoppingPlugin):
+    """Early stopping whose metric is best after the first epoch or iteration."""
 
     def _update_best(self, strategy):
         if self._get_strategy_counter(strategy) == 1:
@@ -74,7 +74,7 @@ class BestAfterOneEpoch(avalanches.EarlyStoppingPlugin):
 @pytest.mark.parametrize("kind", ["covon", "vcl"])
 def test_early_stopping_restores_the_posterior_of_the_best_weights(kind):
     found = []
-    for plugins, epochs in (([], 1), ([BestAfterOneEpoch(2, "test_stream")], 10)):
+    for plugins, epochs in (([], 1), ([BestAfterOne(2, "test_stream")], 10)):
         strategy = make_strategy(kind, toy_model(), train_epochs=epochs, plugins=plugins)
         torch.manual_seed(0)
         strategy.train(toy_benchmark(2).train_stream[0])
@@ -82,6 +82,20 @@ def test_early_stopping_restores_the_posterior_of_the_best_weights(kind):
     assert strategy.clock.train_exp_epochs == 3
     assert same(dict(found[0].mean), dict(found[1].mean))
     assert same(dict(found[0].precision), dict(found[1].precision))
+
+
+@pytest.mark.parametrize("kind", ["covon", "vcl"])
+def test_early_stopping_after_an_iteration_trains_once_more_from_the_best_posterior(kind):
+    """Avalanche looks whether to stop before the iteration in which it restores the weights."""
+
+    def note(strategy):
+        steps.append(strategy.optimizer.state[strategy.model[0].weight]["step"])
+
+    steps, early = [], BestAfterOne(2, "test_stream", peval_mode="iteration")
+    strategy = make_strategy(kind, toy_model(), plugins=[early, Watch(after_update=note)])
+    strategy.train(toy_benchmark(2).train_stream[0])
+    assert steps == [1, 2, 3, 2]
+    assert settled(kind, strategy)
 
 
 @each
