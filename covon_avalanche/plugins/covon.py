@@ -45,10 +45,10 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             ``posterior()``, samples for prediction and the next prior are N(merged weights,
             1 / precision).
         :param consolidate_every: merge each time this number of optimizer steps has passed, instead
-            of after each experience (section 3.2 of the paper). In the paper's units the
-            optimizer's ``ess`` should then be the number of examples seen in that many steps. Steps
-            after the last merge stay unmerged; call ``strategy.optimizer.consolidate()`` at the end
-            to merge them.
+            of after each experience (section 3.2 of the paper). The optimizer's ``examples`` are
+            then this times ``train_mb_size``, whatever the size of an experience; in the paper's
+            units ``ess`` should be as large. Steps after the last merge stay unmerged; call
+            ``strategy.optimizer.consolidate()`` at the end to merge them.
 
         See :class:`PosteriorPlugin` for ``eval_samples`` and ``eval_temperature``.
         """
@@ -73,10 +73,13 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             )
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Tell the optimizer the size of the task, restore the state as :class:`PosteriorPlugin`
-        does, and set the weights from which the merge rule lets training start."""
+        """Tell the optimizer the number of examples of a task, or between merges, restore the state
+        as :class:`PosteriorPlugin` does, and set the weights from which the merge rule lets
+        training start."""
+        steps = self.consolidate_every
+        size = steps * strategy.train_mb_size if steps else len(strategy.adapted_dataset)
         for group in strategy.optimizer.param_groups:
-            group["examples"] = float(len(strategy.adapted_dataset))
+            group["examples"] = float(size)
         super().before_training_exp(strategy, **kwargs)
         if isinstance(self.merge, MergeRule):
             self.merge.begin_task(strategy.model)

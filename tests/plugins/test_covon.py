@@ -58,6 +58,17 @@ def test_ess_follows_the_number_of_examples_of_each_task_and_a_schedule_overrule
     assert seen == [80.0, 96.0, 7.0, 7.0]
 
 
+def test_with_consolidate_every_all_merges_have_the_same_ess():
+    """Also where an online stream ends with a smaller part."""
+    seen, model = [], toy_model()
+    watch = Watch(after_update=lambda s: seen.append(ess_of(s.optimizer.param_groups[0])))
+    options = {"optimizer": of_a_size(model), "consolidate_every": 3, "plugins": [watch]}
+    strategy = make_strategy("covon", model, **options)
+    for n in (16, 16, 4):
+        strategy.train(toy_benchmark(1, n=n).train_stream)
+    assert seen == [2.0 * 3 * 16] * 6
+
+
 def test_an_evaluation_before_training_that_sets_ess_is_by_the_mean():
     benchmark, model, outputs = toy_benchmark(1), toy_model(), []
     watch = Watch(after_eval_iteration=lambda s: outputs.append(s.mb_output))
