@@ -75,6 +75,7 @@ class PosteriorPlugin(SupervisedPlugin):
         self._sample: AbstractContextManager[None] | None = None
         self._best: tuple[Any, Any] = None, None  # weights of early stopping, and their state
         self._draws = 0  # of the optimizer, before an evaluation
+        self._has_trained = False
 
     # Training --------------------------------------------------------------------------
 
@@ -103,9 +104,20 @@ class PosteriorPlugin(SupervisedPlugin):
         self._save_states(strategy)
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Restore the state of cleared or grown parameters."""
+        """Restore the state of cleared or grown parameters.
+
+        :raises ValueError: for an optimizer that does not know the strategy's earlier tasks.
+        """
         if self.consolidate_every is None:
             check_whole_task(strategy.experience)
+        optimizer = strategy.optimizer
+        knows_tasks = any(optimizer.state.values()) or optimizer.param_groups[0]["noise_draws"]
+        if self._has_trained and strategy.clock.train_exp_counter > 0 and not knows_tasks:
+            raise ValueError(
+                f"the strategy has a new {type(optimizer).__name__}, without the posterior of its "
+                "earlier tasks: keep one optimizer for all (SchedulePlugin changes its settings), "
+                "or give the new one their posterior as its prior"
+            )
         self._restore_states(strategy)
 
     def _save_states(self, strategy: Any) -> None:
@@ -152,6 +164,7 @@ class PosteriorPlugin(SupervisedPlugin):
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Consolidate at the end of a task, with the state of the weights that Avalanche's early
         stopping has restored."""
+        self._has_trained = strategy.optimizer.param_groups[0]["noise_draws"] > 0
         self._follow_early_stopping(strategy)
         self._best = None, None
         if self.consolidate_every is None:

@@ -39,6 +39,28 @@ def test_a_strategy_does_exactly_what_the_plain_loop_does(kind, mc_samples):
     assert same(posterior.precision, own.posterior().precision)
 
 
+@both
+@pytest.mark.parametrize("by_method", [False, True])
+def test_a_new_optimizer_for_the_next_task_is_refused_unless_it_has_a_prior(kind, by_method):
+    benchmark, model = toy_benchmark(2), toy_model()
+    strategy = make_strategy(kind, model)
+    strategy.train(benchmark.train_stream[0])
+    prior = strategy.optimizer.posterior()
+
+    def renew(**options):
+        strategy.optimizer = MAKE[kind](model.named_parameters(), **options)
+
+    if by_method:
+        strategy.make_optimizer = lambda **kwargs: renew()
+    else:
+        renew()
+    with pytest.raises(ValueError, match="without the posterior of its earlier tasks"):
+        strategy.train(benchmark.train_stream[1])
+    if not by_method:
+        renew(prior=prior)
+        strategy.train(benchmark.train_stream[1])
+
+
 def test_several_samples_in_a_strategy_with_its_own_loop_are_refused():
     model, experience = toy_model(), toy_benchmark(1).train_stream[0]
 
