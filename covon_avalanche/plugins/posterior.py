@@ -126,14 +126,15 @@ class PosteriorPlugin(SupervisedPlugin):
         self._saved = {name: state[p] for name, p in known.items() if state.get(p)}
 
     def _restore_states(self, strategy: Any) -> None:
-        optimizer, names = strategy.optimizer, {}
+        optimizer = strategy.optimizer
+        names = {named.param: named.name for named in optimizer._named_params()}  # also of a loss
         for name, p in strategy.model.named_parameters():
             names[p] = name
             if name in self._saved and not optimizer.state.get(p):
                 optimizer.restore_state(p, self._saved[name])
         self._saved = {}
         for group in optimizer.param_groups:  # Avalanche replaces the parameters, not their names
-            if "param_names" in group and all(p in names for p in group["params"]):
+            if "param_names" in group:
                 group["param_names"] = [names[p] for p in group["params"]]
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:

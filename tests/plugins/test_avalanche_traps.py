@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
+from torch import nn
 from toys import MAKE, Head, ToDouble, Watch, make_strategy, toy_benchmark, toy_model, weights
 
 from covon_avalanche import DiagGaussian
@@ -49,12 +50,15 @@ def test_trap_2_frozen_parameters_are_put_into_group_0(kind):
 
 @both
 def test_the_optimizers_names_follow_avalanches_changes(kind):
-    """Parameters that it adds or replaces have their names in the posterior."""
-    model = Head()
-    optimizer = MAKE[kind](model.head.named_parameters())  # the body is added by Avalanche
-    strategy = make_strategy(kind, model, optimizer=optimizer)
+    """Parameters that it adds or replaces have their names in the posterior, and those that are not
+    the model's keep theirs."""
+    model, scale = Head(), nn.Parameter(torch.ones(()))
+    named = [*model.head.named_parameters(), ("scale", scale)]  # the body is added by Avalanche
+    strategy = make_strategy(kind, model, optimizer=MAKE[kind](named))
+    strategy._criterion = lambda output, y: nn.functional.cross_entropy(scale * output, y)
     strategy.train(toy_benchmark(2, classes_per_experience=2).train_stream)
-    assert set(optimizer.posterior().mean) == {n for n, _ in model.named_parameters()}
+    known = {"scale", *(name for name, _ in model.named_parameters())}
+    assert set(strategy.optimizer.posterior().mean) == known
 
 
 @both
