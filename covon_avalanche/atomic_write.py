@@ -33,21 +33,22 @@ def atomic_replace(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(path.parent, f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part")
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
     try:
+        # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    except OSError as error:
-        error.filename = str(path)  # users do not know the temporary file
-        raise
-    try:
         mode = stat.S_IMODE((path if path.exists() else part).stat().st_mode)
         yield part
         part.chmod(mode)  # safetensors puts a file of its own there, for its owner alone
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink()
+        if isinstance(error, OSError) and error.errno and error.filename2 is None:
+            named = error.filename and str(error.filename) != str(part)
+            # A full disk has no name, and users do not know the temporary file.
+            error.filename = error.filename if named else str(path)
         raise
 
 

@@ -1,5 +1,6 @@
 """A write leaves the new file complete or the old one unchanged."""
 
+import errno
 import os
 import time
 
@@ -66,3 +67,13 @@ def test_an_error_names_the_file_that_was_to_be_written(tmp_path):
     with pytest.raises(OSError, match="too long") as raised:
         write_atomically(path, "")
     assert raised.value.filename == str(path)
+
+
+def test_an_error_of_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*result\.json'"):
+        write_atomically(tmp_path / "result.json", "")
+    assert not [*tmp_path.iterdir()]
