@@ -179,12 +179,12 @@ def _summarise(results: list[Result], folder: Path, console: Console) -> None:
     from covon_avalanche.report import comparisons, figures, results_frame, tables
 
     found = comparisons(results_frame(results))  # several, if runs differ in precision = "auto"
-    write_atomically(folder / "table.md", tables.markdown(found, tables.FULL))
-    figures.save(found[0], "curves", folder / "accuracy.png")
-    for comparison in found:
+    for comparison in found:  # printed first, for the disk may be full
         typer.echo(tables.aligned(tables.summary_table(comparison, tables.FULL), form="simple"))
         for remark in comparison.remarks:
             typer.echo(remark)
+    write_atomically(folder / "table.md", tables.markdown(found, tables.FULL))
+    figures.save(found[0], "curves", folder / "accuracy.png")
     shown = tables.metrics_of(found[0], tables.FULL)
     text = ". ".join(f"{metric.heading}: {metric.meaning}" for metric in shown)
     console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)

@@ -1,6 +1,7 @@
 """``covon run`` as a user calls it."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -30,7 +31,13 @@ def arguments(tmp_path, in_this_process, undrawn):
     return ["run", saved(recipe, tmp_path), "--jobs", "1", "--out", tmp_path / "out"]
 
 
-def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments, tmp_path, caplog):
+def write_to_a_full_disk(path, _):
+    raise OSError(errno.ENOSPC, "no space", str(path))
+
+
+def test_a_run_prints_the_table_and_stores_everything_but_what_failed(
+    arguments, tmp_path, caplog, monkeypatch
+):
     done = covon(*arguments, status=1)
     out = tmp_path / "out"
     assert "covon, seed 0: A_T" in done.stdout
@@ -69,6 +76,11 @@ def test_a_run_prints_the_table_and_stores_everything_but_what_failed(arguments,
 
     # The same command again has nothing to do; other names hold for runs that are there, too.
     arguments += ["--strategies", "covon,finetune"]
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(run, "write_atomically", write_to_a_full_disk)
+        done = covon(*arguments, status=2)
+    assert "mean A_t %" in done.stdout
+    assert done.stderr == f"covon: cannot read or write {out / 'table.md'}: no space\n"
     again = covon(*arguments)
     assert "covon, seed 0: A_T" in again.stdout
     assert again.stderr == ""
