@@ -86,6 +86,13 @@ class TestHeadline:
         assert "It uses replay; the best without replay, covon, has 80.00 %." in text
         assert text.count("there is no best strategy") == 2
 
+    @pytest.mark.usefixtures("undrawn")
+    def test_it_names_the_strategy_that_the_others_were_compared_with(self, tmp_path):
+        lucky = made_up("lucky", 0, [[0.9, 0.1], [0.99, 0.99]], counts=[30, 10])
+        text = written([lucky, *made_up_comparison()], tmp_path).text["p"]
+        assert "covon has the highest accuracy of the continual learners with at least 3 " in text
+        assert "lucky has" not in text
+
 
 class TestPage:
     def test_it_needs_no_network_and_no_other_file(self, report):
