@@ -113,6 +113,13 @@ class TestPage:
             "How to reproduce the runs",
         ]
 
+    @pytest.mark.usefixtures("undrawn")
+    def test_runs_on_image_files_are_repeated_with_the_folder_of_the_data(self, tmp_path):
+        stream = {"name": "DomainFolders", "folder": "mine", "domains": ["day"], "image_size": 8}
+        for own, said in ((stream, True), (None, False)):
+            text = written([made_up("covon", 0, [[0.9]], stream=own)], tmp_path).text["p"]
+            assert ("with --dataset-root FOLDER" in text) is said
+
     def test_figures_are_embedded_and_described(self, report):
         page = Page(report)
         images = page.all("img")
