@@ -84,7 +84,8 @@ class PosteriorCallback(TrainerCallback):
             )
         for group in groups:  # the Trainer makes groups without names, and may find a batch size
             if "batch_size" in group:
-                batches = args.gradient_accumulation_steps * args.world_size
+                shares = 1 if args.accelerator_config.split_batches else args.world_size
+                batches = args.gradient_accumulation_steps * shares
                 group["batch_size"] = state.train_batch_size * batches
             if "param_names" not in group and all(p in names for p in group["params"]):
                 group["param_names"] = [names[p] for p in group["params"]]

@@ -347,6 +347,17 @@ def test_the_batch_size_is_that_of_the_steps_and_parameters_have_names(tmp_path)
     assert set(optimizer.prior().mean) == {"linear.weight", "linear.bias"}
 
 
+@pytest.mark.parametrize(("split", "expected"), [(False, 48), (True, 24)])
+def test_the_batch_size_is_that_of_all_processes(split, expected, monkeypatch, tmp_path):
+    model, callback = Model(), PosteriorCallback()
+    optimizer = make_covon(model.named_parameters())
+    run = trainer(model, optimizer, tmp_path, size=3, accelerator_config={"split_batches": split})
+    monkeypatch.setattr(type(run.args), "world_size", 2)
+    run.state.train_batch_size = 8
+    callback.on_train_begin(run.args, run.state, run.control, model=model, optimizer=optimizer)
+    assert optimizer.param_groups[0]["batch_size"] == expected
+
+
 def test_a_flat_prior_of_the_trainers_groups_is_refused(tmp_path):
     arguments = transformers.TrainingArguments(tmp_path, report_to=[], use_cpu=True)
     run = transformers.Trainer(
