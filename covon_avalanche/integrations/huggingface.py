@@ -74,8 +74,9 @@ class PosteriorCallback(TrainerCallback):
         names = {p: name for name, p in model.named_parameters()}
         if not any(p.requires_grad and p in names for group in groups for p in group["params"]):
             raise ValueError(
-                "the optimizer has none of the parameters that the model trains: construct it "
-                "after the model is wrapped, also by PEFT (get_peft_model instead of peft_config)"
+                "the optimizer has none of the parameters that the model trains: construct it from "
+                "the model object that the Trainer gets (not its name), after PEFT has wrapped it "
+                "(get_peft_model instead of peft_config)"
             )
         if state.global_step and not any("step" in own for own in optimizer.state.values()):
             raise ValueError(
