@@ -31,12 +31,18 @@ def check_betas(betas: Any, *, second_may_be_none: bool = False) -> None:
 
 
 def check_parameter(p: Tensor, name: str, *, bfloat16: bool = False) -> None:
-    """Refuse half precision, complex numbers, and tensors distributed otherwise than by rows.
+    """Refuse half precision, complex numbers, and tensors distributed otherwise than as
+    DTensors by rows.
 
     :param bfloat16: whether it is allowed, because the optimizer keeps the mean in float32.
     """
     if is_sharded(p):
         check_sharding(p, name)
+    if getattr(p, "_fsdp_flattened", False):
+        raise ValueError(
+            f"{name!r} is a part of FullyShardedDataParallel (FSDP1), where each process would "
+            "draw noise of its own: use torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
     if p.is_complex():
         raise ValueError(
             f"{name!r} is {p.dtype}: the posterior is over real numbers. Make the real and "

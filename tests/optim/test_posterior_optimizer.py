@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from toy_optimizers import (
     make_covon,
@@ -143,13 +144,18 @@ class TestSampling:
         with pytest.raises(ValueError, match="'weight' is torch"):
             optimizer.sampled_params().__enter__()
 
-    def test_weights_sharded_by_columns_are_refused(self, make, linear):
+    @pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
+    def test_weights_sharded_by_columns_or_by_fsdp1_are_refused(self, make, linear):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         try:
             mesh = init_device_mesh("cpu", (1,))
             columns = nn.Parameter(distribute_tensor(torch.ones(2, 4), mesh, [Shard(1)]))
             with pytest.raises(ValueError, match=r"'0\.0' has placements .*Shard\(dim=1\)"):
                 make([columns])
+            for original in (True, False):
+                net = FullyShardedDataParallel(nn.Linear(4, 2), use_orig_params=original)
+                with pytest.raises(ValueError, match=r"FSDP1.*use torch.distributed.fsdp.fully_s"):
+                    make(net.named_parameters())
         finally:
             dist.destroy_process_group()
 
