@@ -96,20 +96,21 @@ class ClosedFormModel(nn.Module):
         self.features.network.requires_grad_(False).eval()
         self.head.begin_domain()
         examples = 0
-        for x, labels, *_ in batches:
-            if labels.dim() != 1 or labels.is_floating_point():
-                raise ValueError(
-                    "labels must be class ids of shape (batch,), got "
-                    f"{labels.dtype} of shape {tuple(labels.shape)}"
-                )
-            classes = self.head.num_classes
-            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-                found = sorted({int(y) for y in labels})
-                raise ValueError(f"labels must be between 0 and {classes - 1}, got {found}")
-            for view in self._views(x):
-                self.head.update(self.features(view), labels.long(), examples)
-            examples += len(labels)
-        if not examples:
-            raise ValueError("a domain has no training examples")
-        self.head.end_domain()
+        with torch.autocast(self.domains.device.type, enabled=False):  # as in predictions
+            for x, labels, *_ in batches:
+                if labels.dim() != 1 or labels.is_floating_point():
+                    raise ValueError(
+                        "labels must be class ids of shape (batch,), got "
+                        f"{labels.dtype} of shape {tuple(labels.shape)}"
+                    )
+                classes = self.head.num_classes
+                if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+                    found = sorted({int(y) for y in labels})
+                    raise ValueError(f"labels must be between 0 and {classes - 1}, got {found}")
+                for view in self._views(x):
+                    self.head.update(self.features(view), labels.long(), examples)
+                examples += len(labels)
+            if not examples:
+                raise ValueError("a domain has no training examples")
+            self.head.end_domain()
         self.domains += 1

@@ -54,3 +54,15 @@ def test_labels_are_class_ids_of_any_integer_type():
             model.learn([(x, wrong)])
     model.learn([(x, y.to(torch.uint8))])
     assert model.head.gram.any()
+
+
+def test_learning_under_autocast_is_in_float32_as_predictions_are():
+    network, (x, y) = toy_model(), (torch.randn(24, 8), torch.arange(24) % 4)
+    models = [
+        ClosedFormModel(FeatureExtractor(network), RidgeClassifier(10, 4, projection=16))
+        for _ in range(2)
+    ]
+    models[0].learn([(x, y)])
+    with torch.autocast("cpu", torch.bfloat16):
+        models[1].learn([(x, y)])
+    assert torch.equal(models[0](x), models[1](x))
