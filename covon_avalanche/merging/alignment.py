@@ -45,9 +45,12 @@ def fit_gaussians(features: Tensor, labels: Tensor, *, per_class: bool = False) 
     :param labels: class ids of shape (examples,).
     :param per_class: a covariance for each class, of its examples alone, as in SLCA.
     :raises ValueError: without examples.
+    :raises FloatingPointError: if features are not finite.
     """
     if len(labels) == 0:
         raise ValueError("a domain has no training examples")
+    if not features.isfinite().all():
+        raise FloatingPointError("the features of the network are not finite")
     classes, rows = labels.unique(return_inverse=True)
     x = features.detach().cpu().double()
     members = F.one_hot(rows.cpu(), len(classes)).double()

@@ -59,6 +59,13 @@ def test_one_class_one_image_of_a_class_and_none():
         fit_gaussians(x[:0], y[:0])
 
 
+def test_features_that_are_not_finite_are_named():
+    x, y = examples(20)
+    x[3, 1] = torch.nan
+    with pytest.raises(FloatingPointError, match="features of the network are not finite"):
+        fit_gaussians(x, y)
+
+
 @pytest.mark.parametrize("per_class", [False, True])
 def test_samples_have_the_moments_of_their_class_and_domain(per_class, monkeypatch):
     """Means of the first of two domains are multiplied by 0.95; one covariance is singular."""
