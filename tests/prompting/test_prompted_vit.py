@@ -112,12 +112,20 @@ def test_only_what_is_tuned_changes(make, tuning):
     [
         (nn.Sequential(nn.Linear(2, 2)), "need a ViT with a class token .*, got Sequential"),
         ("average", "need a ViT with a class token .*, got VisionTransformer"),
+        ("timm's pooling", "reads its class token, got VisionTransformer with other pooling"),
+        ("open_clip's pooling", "reads its class token, got VisionTransformer with other pooling"),
     ],
 )
 def test_other_networks_are_refused(network, says):
     if network == "average":
         network = toy_vit()
         network.cls_token = None
+    elif network == "timm's pooling":
+        network = toy_vit()
+        network.global_pool = "avg"
+    elif network == "open_clip's pooling":
+        network = toy_clip()
+        network.visual.pool_type = "avg"
     with pytest.raises(ValueError, match=says):
         PromptedViT(network)
 
