@@ -16,8 +16,12 @@ _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 def last_layer(network: nn.Module) -> str:
     """The name of the linear or convolutional layer that is defined last.
 
-    :raises ValueError: if the network has no such layer.
+    :raises ValueError: if the network has no such layer, or timm has created it without one.
     """
+    if getattr(network, "num_classes", None) == 0:
+        raise ValueError(
+            f"{type(network).__name__} has no classifier (num_classes=0): create it with one"
+        )
     names = [name for name, module in network.named_modules() if isinstance(module, _KINDS)]
     if not names:
         raise ValueError(f"{type(network).__name__} has no linear or convolutional layer")

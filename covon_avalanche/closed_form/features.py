@@ -25,7 +25,8 @@ class FeatureExtractor(nn.Module):
     Using several blocks is the idea of LayUP (Ahrens et al., "Read Between the Layers: Leveraging
     Multi-Layer Representations for Rehearsal-Free Continual Learning", TMLR 2024).
 
-    :param network: any network; its last linear or convolutional layer is not used.
+    :param network: any network; without ``blocks`` one with a classifier, its last linear or
+        convolutional layer, which is not used.
     :param blocks: ``None`` for the input of the last layer; ``k`` for the outputs of the
         last ``k`` blocks, see :func:`blocks_of`.
     :param pool: features of a map of shape (batch, channels, height, width): its ``"mean"`` over

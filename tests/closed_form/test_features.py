@@ -137,3 +137,11 @@ def test_bad_arguments_are_named():
         FeatureExtractor(squeezenet1_1(), 2, "max")
     with pytest.raises(ValueError, match="Flatten has no linear or convolutional layer"):
         FeatureExtractor(nn.Flatten())
+
+
+def test_a_network_that_timm_has_created_without_classifier_is_refused():
+    """Its last layer is inside of the last block."""
+    network = timm.create_model("test_vit", num_classes=0)
+    with pytest.raises(ValueError, match=r"VisionTransformer has no classifier \(num_classes=0\)"):
+        FeatureExtractor(network)
+    assert FeatureExtractor(network, blocks=2)(torch.randn(2, 3, 160, 160)).shape == (2, 128)
