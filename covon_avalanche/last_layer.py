@@ -16,16 +16,24 @@ _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 def last_layer(network: nn.Module) -> str:
     """The name of the linear or convolutional layer that is defined last.
 
-    :raises ValueError: if the network has no such layer, or timm has created it without one.
+    :raises ValueError: if the network has no such layer, or no classifier: others with parameters
+        are defined after it, or timm has created it without one.
     """
-    if getattr(network, "num_classes", None) == 0:
+    kind, found, later = type(network).__name__, None, None
+    for name, module in network.named_modules():
+        if isinstance(module, _KINDS):
+            found, later = name, None
+        elif later is None and any(True for _ in module.parameters(recurse=False)):
+            later = name
+    if found is None:
+        raise ValueError(f"{kind} has no linear or convolutional layer")
+    if later is not None or getattr(network, "num_classes", None) == 0:  # timm's
+        after = f", followed by {later!r}" if later else ""
         raise ValueError(
-            f"{type(network).__name__} has no classifier (num_classes=0): create it with one"
+            f"{kind} has no classifier (num_classes=0, or a head that was removed?): its last "
+            f"linear or convolutional layer is {found!r}{after}"
         )
-    names = [name for name, module in network.named_modules() if isinstance(module, _KINDS)]
-    if not names:
-        raise ValueError(f"{type(network).__name__} has no linear or convolutional layer")
-    return names[-1]
+    return found
 
 
 def classifier(network: nn.Module) -> nn.Linear | nn.Conv1d | nn.Conv2d:

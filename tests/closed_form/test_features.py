@@ -139,9 +139,18 @@ def test_bad_arguments_are_named():
         FeatureExtractor(nn.Flatten())
 
 
-def test_a_network_that_timm_has_created_without_classifier_is_refused():
-    """Its last layer is inside of the last block."""
-    network = timm.create_model("test_vit", num_classes=0)
-    with pytest.raises(ValueError, match=r"VisionTransformer has no classifier \(num_classes=0\)"):
+@pytest.mark.parametrize("how", ["timm's", "timm's, a convolution", "replaced", "truncated"])
+def test_a_network_without_classifier_is_refused(how):
+    """Its last layer is inside of the last block, or of a head."""
+    network = resnet18()
+    if how == "replaced":
+        network.fc = nn.Identity()
+    elif how == "truncated":
+        network = nn.Sequential(*[*network.children()][:-1])
+    else:
+        name = "test_vit" if how == "timm's" else "mobilenetv3_small_050"
+        network = timm.create_model(name, num_classes=0)
+    with pytest.raises(ValueError, match=r"has no classifier \(num_classes=0, or a head that was"):
         FeatureExtractor(network)
-    assert FeatureExtractor(network, blocks=2)(torch.randn(2, 3, 160, 160)).shape == (2, 128)
+    if how != "truncated":
+        assert FeatureExtractor(network, blocks=2)(torch.randn(2, 3, 160, 160)).dim() == 2

@@ -153,7 +153,8 @@ class TestSampling:
             with pytest.raises(ValueError, match=r"'0\.0' has placements .*Shard\(dim=1\)"):
                 make([columns])
             for original in (True, False):
-                net = FullyShardedDataParallel(nn.Linear(4, 2), use_orig_params=original)
+                options = dict(use_orig_params=original, device_id=torch.device("cpu"))
+                net = FullyShardedDataParallel(nn.Linear(4, 2), **options)
                 with pytest.raises(ValueError, match=r"FSDP1.*use torch.distributed.fsdp.fully_s"):
                     make(net.named_parameters())
         finally:
