@@ -125,9 +125,9 @@ def search(
         if search.strategy in names
     ]
     best = _best(given, searches, [search.strategy for search in wanted], status)
+    print_searches(folder)  # first, for the disk may be full
     write_atomically(folder / "best.toml", recipe_text(best))
     write_atomically(folder / "trials.csv", csv_text(trials_in(folder)))
-    print_searches(folder)
     root = [] if dataset_root is None else ["--dataset-root", str(dataset_root)]
     command = shlex.join(["covon", "run", f"{folder}/best.toml", *root])
     typer.echo(f"{folder}/best.toml: {command}")

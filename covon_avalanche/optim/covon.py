@@ -653,7 +653,8 @@ class CoVON(PosteriorOptimizer):
         if self.state and not in_task and merge != "none":
             warnings.warn(
                 "no step was made since the last consolidation, so there is nothing to merge: had "
-                "the loader no batches (drop_last=True)?",
+                "the loader no batches (drop_last=True), or did early stopping go back to the "
+                "start of the task?",
                 stacklevel=2,
             )
         elif needs_size and group["batch_size"] is None:

@@ -538,7 +538,8 @@ class PosteriorOptimizer(NamedOptimizer):
         if self.param_groups[0]["noise_draws"] and not any(self.state.values()):
             warnings.warn(
                 "no parameter of the optimizer has had a gradient: construct it after the model is "
-                "copied, sharded or wrapped by PEFT, which make other parameters",
+                "copied, sharded or wrapped by PEFT, which make other parameters; or did early "
+                "stopping go back to the start of the task?",
                 stacklevel=3,
             )
 
