@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import secrets
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that name no file
 _STALE = 3600.0  # seconds; another process may be writing younger ones
 
 
@@ -33,9 +35,13 @@ def atomic_replace(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(path.parent, f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part")
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
     try:
-        # O_EXCL refuses an existing file or link. tempfile's files are readable by the owner alone.
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except OSError as error:
+        error.filename = str(path)  # users do not know the temporary file
+        raise
+    try:
         mode = stat.S_IMODE((path if path.exists() else part).stat().st_mode)
         yield part
         part.chmod(mode)  # safetensors puts a file of its own there, for its owner alone
@@ -45,10 +51,8 @@ def atomic_replace(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             part.unlink()
-        if isinstance(error, OSError) and error.errno and error.filename2 is None:
-            named = error.filename and str(error.filename) != str(part)
-            # A full disk has no name, and users do not know the temporary file.
-            error.filename = error.filename if named else str(path)
+        if isinstance(error, OSError) and error.errno in _NO_ROOM and not error.filename:
+            error.filename = str(path)
         raise
 
 

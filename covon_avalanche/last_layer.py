@@ -23,15 +23,18 @@ def last_layer(network: nn.Module) -> str:
     for name, module in network.named_modules():
         if isinstance(module, _KINDS):
             found, later = name, None
+        elif found is not None and name.startswith(f"{found}." if found else ""):
+            pass  # inside of it, as parametrizations are
         elif later is None and any(True for _ in module.parameters(recurse=False)):
             later = name
     if found is None:
         raise ValueError(f"{kind} has no linear or convolutional layer")
-    if later is not None or getattr(network, "num_classes", None) == 0:  # timm's
+    of_timm = getattr(network, "get_classifier", None) if later is None else None
+    if later or (of_timm is not None and isinstance(of_timm(), nn.Identity)):
         after = f", followed by {later!r}" if later else ""
         raise ValueError(
-            f"{kind} has no classifier (num_classes=0, or a head that was removed?): its last "
-            f"linear or convolutional layer is {found!r}{after}"
+            f"{kind} has no classifier (num_classes=0, or a head that was removed?), or it is not "
+            f"defined last: the last linear or convolutional layer is {found!r}{after}"
         )
     return found
 

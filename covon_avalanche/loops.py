@@ -39,7 +39,8 @@ class GradientAccumulation:
             for i, size in enumerate(sizes):
                 own.mbatch = step.pop(0)
                 own._unpack_minibatch()
-                sums = [(p, p.grad) for p in own.model.parameters() if i > 0]
+                groups = own.optimizer.param_groups if i > 0 else ()
+                sums = [(p, p.grad) for group in groups for p in group["params"]]
                 own._before_training_iteration(**kwargs)  # A-GEM and GEM clear and set gradients
                 if i == 0:
                     own.optimizer.zero_grad()

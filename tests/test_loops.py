@@ -50,6 +50,7 @@ def test_merges_are_counted_in_steps():
     strategy = make_naive(model, optimizer, plugin, Watch(after_update=note), cls=Accumulating)
     strategy.train(toy_benchmark(1).train_stream[0])
     assert merged[0] == merged[1] != merged[2] == merged[3]
+    assert optimizer.param_groups[0]["examples"] == 3 * 2 * strategy.train_mb_size
 
 
 def decay(strategy):

@@ -129,7 +129,7 @@ class NamedOptimizer(Optimizer, ABC):
     # States ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and state, the noise included."""
+        """Groups and state, and which weights they belong to."""
         packed = super().state_dict()
         entries = json.dumps(self._entries(), sort_keys=True)
         squares = self._squares()
@@ -207,7 +207,7 @@ class NamedOptimizer(Optimizer, ABC):
                 }
 
     def rewind(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of each parameter, and keep the present settings and noise counter: for
+        """Restore the state of each parameter, and keep the present settings and counters: for
         weights from earlier in this task.
 
         :param state_dict: saved with those weights.

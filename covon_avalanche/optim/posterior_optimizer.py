@@ -759,13 +759,15 @@ class PosteriorOptimizer(NamedOptimizer):
     def _match_loaded(self) -> None:
         """The base's check; besides, bfloat16 weights that are not the loaded mean, rounded, were
         not saved with it, and are the mean."""
-        loaded = self._loaded_squares is not None
-        super()._match_loaded()
-        for p, state in self.state.items() if loaded else ():
-            if (mean := state.get("mean")) is not None:
-                mean = mean.to(p.device)
-                exact = mean.to(p.dtype) == p.detach()
-                state["mean"] = torch.where(exact, mean, p.detach().float())
+        if self._loaded_squares is None:
+            return
+        with defer_interrupt():
+            super()._match_loaded()
+            for p, state in self.state.items():
+                if (mean := state.get("mean")) is not None:
+                    mean = mean.to(p.device)
+                    exact = mean.to(p.dtype) == p.detach()
+                    state["mean"] = torch.where(exact, mean, p.detach().float())
 
     def __getstate__(self) -> dict[str, Any]:
         if self._in_place:

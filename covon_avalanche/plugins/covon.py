@@ -46,7 +46,7 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
             1 / precision).
         :param consolidate_every: merge each time this number of optimizer steps has passed, instead
             of after each experience (section 3.2 of the paper). The optimizer's ``examples`` are
-            then this times ``train_mb_size``, whatever the size of an experience; in the paper's
+            then those of as many full steps, whatever the size of an experience; in the paper's
             units ``ess`` should be as large. Steps after the last merge stay unmerged; call
             ``strategy.optimizer.consolidate()`` at the end to merge them.
 
@@ -76,8 +76,10 @@ class CoVONPlugin(PosteriorPlugin, supports_distributed=True):  # type: ignore[c
         """Tell the optimizer the number of examples of a task, or between merges, restore the state
         as :class:`PosteriorPlugin` does, and set the weights from which the merge rule lets
         training start."""
-        steps = self.consolidate_every
-        size = steps * strategy.train_mb_size if steps else len(strategy.adapted_dataset)
+        size = len(strategy.adapted_dataset)
+        if self.consolidate_every is not None:
+            of_step = strategy.train_mb_size * getattr(strategy, "accumulate", 1)
+            size = self.consolidate_every * of_step * DistributedHelper.world_size
         for group in strategy.optimizer.param_groups:
             group["examples"] = float(size)
         super().before_training_exp(strategy, **kwargs)

@@ -116,7 +116,7 @@ class PosteriorPlugin(SupervisedPlugin):
             raise ValueError(
                 f"the strategy has a new {type(optimizer).__name__}, without the posterior of its "
                 "earlier tasks: keep one optimizer for all (SchedulePlugin changes its settings), "
-                "or give the new one their posterior as its prior"
+                "give the new one their posterior as its prior, or make a new strategy"
             )
         self._restore_states(strategy)
 

@@ -46,7 +46,7 @@ class PromptModel(nn.Module):
         """Whether a training loop has begun the current domain and not ended it."""
         self.auxiliary_loss: Tensor | float = 0.0
         """Loss of the last forward pass in training, to be added to that of the task."""
-        self.register_load_state_dict_post_hook(_freeze_other_domains)
+        self.register_load_state_dict_post_hook(_freeze_after_loading)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "auxiliary_loss": 0.0}  # its graph cannot be copied
@@ -115,10 +115,14 @@ class PromptModel(nn.Module):
         """Logits with prompts that are selected by the image."""
 
 
-def _freeze_other_domains(model: PromptModel, *_: Any) -> None:
-    """Freeze what the current domain does not train, also after a state dict has been loaded."""
-    if model.domain < 0:
-        return
+def _freeze_after_loading(model: PromptModel, keys: Any) -> None:
+    """Freeze what the domain of a loaded state does not train."""
+    if 0 <= model.domain < model.num_domains and not any(keys):  # else torch raises an error
+        _freeze_other_domains(model)
+
+
+def _freeze_other_domains(model: PromptModel) -> None:
+    """Freeze what the current domain does not train."""
     trained = {id(p) for p in model.trained_parameters()}
     for p in model.parameters():
         p.requires_grad_(id(p) in trained)

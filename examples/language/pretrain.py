@@ -153,7 +153,8 @@ def main() -> None:
         options: dict[str, Any] = {"optimizers": (optimizer, schedule)}
         options["callbacks"] = [PosteriorCallback()] if isinstance(optimizer, CoVON) else []
         trainer = Trainer(model, settings, default_data_collator, parts["train"], **options)
-        last = get_last_checkpoint(settings.output_dir) if given.resume else None
+        has_begun = given.resume and Path(settings.output_dir).is_dir()
+        last = get_last_checkpoint(settings.output_dir) if has_begun else None
         trainer.train(resume_from_checkpoint=last)
         losses = {k: trainer.evaluate(v["test"])["eval_loss"] for k, v in corpora.items()}
         found = ", ".join(f"{key} {math.exp(loss):.2f}" for key, loss in losses.items())

@@ -7,6 +7,7 @@ from torch import nn
 from torchvision.models import SwinTransformer, VisionTransformer, resnet18, squeezenet1_1
 
 from covon_avalanche.closed_form import FeatureExtractor, blocks_of
+from covon_avalanche.last_layer import last_layer
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,15 @@ def test_bad_arguments_are_named():
         FeatureExtractor(squeezenet1_1(), 2, "max")
     with pytest.raises(ValueError, match="Flatten has no linear or convolutional layer"):
         FeatureExtractor(nn.Flatten())
+
+
+def test_a_last_layer_may_be_parametrised_or_replace_that_of_timm():
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    replaced = timm.create_model("mobilenetv3_small_050", num_classes=0)
+    replaced.classifier = nn.Linear(replaced.head_hidden_size, 3)
+    for network, name in ((nn.Sequential(nn.ReLU(), spectral), "1"), (replaced, "classifier")):
+        assert last_layer(network) == name
+    assert last_layer(spectral) == ""
 
 
 @pytest.mark.parametrize("how", ["timm's", "timm's, a convolution", "replaced", "truncated"])
