@@ -92,6 +92,14 @@ class TestHeadline:
         text = written([lucky, *made_up_comparison()], tmp_path).text["p"]
         assert "covon has the highest accuracy of the continual learners with at least 3 " in text
         assert "lucky has" not in text
+        kinds = {"er": ("replay", 0.9, 3), "lucky": ("covon", 0.95, 1), "covon": ("covon", 0.8, 3)}
+        results = [
+            made_up(name, seed, [[accuracy]], kind=kind)
+            for name, (kind, accuracy, seeds) in kinds.items()
+            for seed in range(seeds)
+        ]
+        text = written(results, tmp_path / "replay").text["p"]
+        assert "It uses replay; the best without replay, covon, has 80.00 ± 0.00 %." in text
 
 
 class TestPage:
