@@ -19,24 +19,23 @@ def last_layer(network: nn.Module) -> str:
     :raises ValueError: if the network has no such layer, or no classifier: others with parameters
         are defined after it, or timm has created it without one.
     """
-    kind, found, later = type(network).__name__, None, None
-    for name, module in network.named_modules():
-        if isinstance(module, _KINDS):
-            found, later = name, None
-        elif found is not None and name.startswith(f"{found}." if found else ""):
-            pass  # inside of it, as parametrizations are
-        elif later is None and any(True for _ in module.parameters(recurse=False)):
-            later = name
-    if found is None:
+    kind = type(network).__name__
+    modules = network.named_modules(remove_duplicate=False)
+    layers = [name for name, module in modules if isinstance(module, _KINDS)]
+    if not layers:
         raise ValueError(f"{kind} has no linear or convolutional layer")
-    of_timm = getattr(network, "get_classifier", None) if later is None else None
-    if later or (of_timm is not None and isinstance(of_timm(), nn.Identity)):
-        after = f", followed by {later!r}" if later else ""
+    last = layers[-1]
+    parameters = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+    final = parameters[-1] if parameters else "none"
+    of_timm = getattr(network, "get_classifier", None)
+    removed = of_timm is not None and isinstance(of_timm(), nn.Identity)
+    if removed or not final.startswith(f"{last}." if last else ""):
         raise ValueError(
             f"{kind} has no classifier (num_classes=0, or a head that was removed?), or it is not "
-            f"defined last: the last linear or convolutional layer is {found!r}{after}"
+            f"defined last: the last linear or convolutional layer is {last!r}, the last parameter "
+            f"{final!r}"
         )
-    return found
+    return last
 
 
 def classifier(network: nn.Module) -> nn.Linear | nn.Conv1d | nn.Conv2d:

@@ -58,4 +58,4 @@ def _results(run: pd.Series) -> pd.Series:
     after = {f"average accuracy after domain {t}": a for t, a in enumerate(matrix.curve(), 1)}
     last = {f"final accuracy on domain {i}": a for i, a in enumerate(matrix.last, 1)}
     measures = run[[*MEASURES, "memory_ratio", "peak_memory"]].to_dict()
-    return pd.Series(measures | after | last, dtype=float).round(12) + 0  # no -0
+    return pd.Series(measures | after | last, dtype=float).round(12) + 0  # no rounding errors or -0

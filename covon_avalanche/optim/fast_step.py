@@ -1,4 +1,5 @@
-"""The fast step of CoVON, for one parameter.
+"""The fast step of CoVON, for one parameter: lines 6 to 9 of Algorithm 1 in "Fast and Slow
+Variational Continual Learning".
 
 ``multi_tensor.step`` and ``cpu_kernel.step`` do the same for lists of parameters, faster.
 """

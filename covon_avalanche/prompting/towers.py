@@ -23,11 +23,11 @@ def tower_of(network: Any) -> TimmTower | ClipTower:
     """
     visual = getattr(network, "visual", network)
     found = type(visual).__name__
-    pool = getattr(visual, "global_pool", None), getattr(visual, "pool_type", None)
-    pooled = f"prompts need a ViT that reads its class token, got {found} with other pooling"
+    other_pooling = f"prompts need a ViT that reads its class token, got {found} with other pooling"
     if hasattr(visual, "transformer") and hasattr(visual, "class_embedding"):
-        if getattr(visual, "attn_pool", None) is not None or pool[1] not in (None, "tok"):
-            raise ValueError(pooled)
+        is_token = getattr(visual, "pool_type", "tok") == "tok"
+        if getattr(visual, "attn_pool", None) is not None or not is_token:
+            raise ValueError(other_pooling)
         return ClipTower(visual)
     blocks = getattr(visual, "blocks", None)
     standard = isinstance(blocks, nn.Sequential) and all(
@@ -41,8 +41,8 @@ def tower_of(network: Any) -> TimmTower | ClipTower:
             "prompts and adapters need a ViT with a class token (timm's VisionTransformer or "
             f"open_clip's), got {found}"
         )
-    if pool[0] not in (None, "token"):
-        raise ValueError(pooled)
+    if getattr(visual, "global_pool", "token") != "token":
+        raise ValueError(other_pooling)
     return TimmTower(visual)
 
 

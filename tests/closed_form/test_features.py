@@ -144,7 +144,11 @@ def test_a_last_layer_may_be_parametrised_or_replace_that_of_timm():
     spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
     replaced = timm.create_model("mobilenetv3_small_050", num_classes=0)
     replaced.classifier = nn.Linear(replaced.head_hidden_size, 3)
-    for network, name in ((nn.Sequential(nn.ReLU(), spectral), "1"), (replaced, "classifier")):
+    for network, name in (
+        (nn.Sequential(nn.ReLU(), spectral), "1"),
+        (nn.Sequential(spectral, spectral), "1"),
+        (replaced, "classifier"),
+    ):
         assert last_layer(network) == name
     assert last_layer(spectral) == ""
 
