@@ -27,10 +27,11 @@ from torch import Tensor
 from covon_avalanche.checks import check_choice, check_positive
 from covon_avalanche.float64 import exact_sum
 from covon_avalanche.optim import multi_tensor, natural_units
+from covon_avalanche.optim.averaging import beta1_at, beta2_at
 from covon_avalanche.optim.checks import check_betas, check_given, check_keys, check_precisions
 from covon_avalanche.optim.diagnostics import Diagnostics, diagnose, warn_unless_learned
 from covon_avalanche.optim.fast_step import StepSettings, fast_step
-from covon_avalanche.optim.hessian import HessApprox, beta2_at
+from covon_avalanche.optim.hessian import HessApprox
 from covon_avalanche.optim.interrupts import defer_interrupt
 from covon_avalanche.optim.named_params import NamedParam
 from covon_avalanche.optim.natural_units import ess_of, has_natural_units
@@ -141,9 +142,10 @@ class CoVON(PosteriorOptimizer):
     :param ess_per_example: sets the effective sample size directly, to this times ``examples``,
         instead of by ``data_precision``. 1 is Bayes' rule; a value above 1 gives a "cold" posterior
         of temperature ``1 / ess_per_example``.
-    :param betas: averaging coefficients of gradient and Hessian. ``None`` for the latter: an
-        average whose window grows within the task, to ``50 + t / 10`` after ``t`` steps, see
-        :func:`beta2_at`; a number gives the fixed coefficient of Algorithm 1.
+    :param betas: averaging coefficients of gradient and Hessian, whose windows grow within a task:
+        for the gradient to ``1 + t / 10`` after ``t`` steps, at most that of the given coefficient;
+        for the Hessian, if ``None``, to ``50 + t / 10``. See ``optim/averaging.py``. A number for
+        the latter, and in the paper's units the first, is the fixed coefficient of Algorithm 1.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior:
         ``s1 = s0 + gamma_precision * (s - s0)``. ``None``: ``gamma``, as in Eq. 8. With a number,
         the mean is normalised by its own weights (see ``posterior.merge``). Above 1 it keeps more
@@ -584,16 +586,18 @@ class CoVON(PosteriorOptimizer):
     def _settings(self, group: Group, i: int) -> StepSettings:
         """Settings of iteration ``i`` of the task."""
         beta1, beta2 = group["betas"]
+        natural = has_natural_units(group)
         return StepSettings(
             i=i,
             ess=ess_of(group),
             lr=float(group["lr"]),
-            beta1=beta1,
+            beta1=beta1_at(beta1, i - 1) if natural else beta1,
+            gradients_weight=1.0 if natural else 1 - beta1**i,
             beta2=beta2_at(beta2, i - 1),
             clip_radius=group["clip_radius"],
             hess_approx=self.hess_approx,
             batch_size=self._batch_size(),
-            retraction=0.0 if has_natural_units(group) and self.hess_approx == "gradsq" else 0.5,
+            retraction=0.0 if natural and self.hess_approx == "gradsq" else 0.5,
         )
 
     def _propose(

@@ -94,9 +94,9 @@ def step(
     :param samples: theta.
     :param prior_means: tensors, or 0.
     """
-    i, ess, lr, beta1, beta2, clip_radius, hess_approx, batch_size, retraction = settings
+    i, ess, lr, beta1, weight, beta2, clip_radius, hess_approx, batch_size, retraction = settings
     prior0 = 0.0 if isinstance(prior_precisions, list) else prior_precisions
-    debiasing = 1 / (1 - beta1**i)
+    debiasing = 1 / weight
     clip = min(clip_radius, 3e38)
     # in the order of the kernel's arguments
     numbers = ess, lr, 1 - beta1, 1 - beta2, debiasing, clip, batch_size, retraction, prior0

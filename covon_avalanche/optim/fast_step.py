@@ -24,6 +24,8 @@ class StepSettings(NamedTuple):
     ess: float
     lr: float
     beta1: float
+    gradients_weight: float
+    """Total weight of the gradients in line 7's average, which starts at 0."""
     beta2: float
     clip_radius: float
     hess_approx: HessApprox
@@ -56,14 +58,14 @@ def fast_step(
     :return: new mean, momentum, hess and ``step_square``. All other tensors have the shape of the
         parameter.
     """
-    i, ess, lr, beta1, beta2, clip_radius, hess_approx, batch_size, retraction = settings
+    i, ess, lr, beta1, weight, beta2, clip_radius, hess_approx, batch_size, retraction = settings
     delta = prior_precision / ess
     if hess_approx == "gradsq":
         hess_hat = batch_size * statistic
     else:
         hess_hat = statistic * (ess * hess + prior_precision)  # line 6; 1/sigma² of line 4
     momentum = torch.lerp(momentum, grad, 1 - beta1)  # line 7
-    momentum_hat = momentum / (1 - beta1**i)
+    momentum_hat = momentum / weight
     # line 8; the retraction of its last term keeps hess + delta positive (Lin et al., 2020)
     change = (1 - beta2) * (hess_hat - hess)
     if retraction:  # in this order nothing overflows that the result does not

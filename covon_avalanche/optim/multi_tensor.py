@@ -80,7 +80,7 @@ def step(
 
     :param samples: theta, which is used up; with ``averaged`` the statistic of ``fast_step``.
     """
-    i, ess, lr, beta1, beta2, clip_radius, hess_approx, batch_size, retraction = settings
+    i, ess, lr, beta1, weight, beta2, clip_radius, hess_approx, batch_size, retraction = settings
     squared = hess_approx == "gradsq"
     used = samples if averaged or not squared else 0.0  # nothing to cast to float32
     columns = used, grads, momenta, hessians, prior_means, prior_precisions, step_squares
@@ -109,7 +109,7 @@ def step(
         precision = _precisions(hess, s0, ess)
         direction = torch._foreach_sub(mean, m0)
         torch._foreach_mul_(direction, s0)
-        torch._foreach_add_(direction, momentum, alpha=ess / (1 - beta1**i))
+        torch._foreach_add_(direction, momentum, alpha=ess / weight)
         if squares is not None:  # direction and precision are those of fast_step times ess
             torch._foreach_sqrt_(precision)
             norms = torch._foreach_norm(torch._foreach_div(grad, precision))

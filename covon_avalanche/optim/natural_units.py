@@ -18,6 +18,8 @@ mean square of a parameter tensor at the start of a task.
   the direction of Adam's step. So ``lr`` is a change of weights: at most ``lr * clip_radius``,
   and in root mean square about ``lr * sqrt((1 - beta1) / (1 + beta1))``, 0.23 ``lr`` by default,
   where gradients are mostly noise.
+- **Momentum**: the window of line 7's average grows with the steps of a task, see
+  ``averaging.beta1_at``.
 - **Hessian**: squared gradients are averaged without line 8's last term, which keeps ``h`` positive
   where estimates may be negative.
 
