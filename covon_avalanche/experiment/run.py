@@ -163,13 +163,17 @@ class Run:
             self.metrics, *(logged if self.loggers else ()), loggers=list(self.loggers)
         )
         self.strategy = build_strategy(self.settings, recipe, self.model, evaluator, self.log)
+        self._note_network()
+        self.diagnostics: list[dict[str, float]] = []
+
+    def _note_network(self) -> None:
+        """Keep the network that is trained, which a class of the user's may have replaced."""
         if self.options.bundle and self.strategy.model is not self.model:
             raise ValueError(
                 f"{self.name} trains a network of its own, which a bundle cannot describe: run it "
                 "without --bundle"
             )
-        self.model = self.strategy.model  # which a class of the user's may have replaced
-        self.diagnostics: list[dict[str, float]] = []
+        self.model = self.strategy.model
 
     def _train(self) -> None:
         """Train on the remaining experiences, and evaluate after each."""
@@ -181,6 +185,7 @@ class Run:
         workers = {"num_workers": self.recipe.workers}
         for experience in self.experiences[checkpointer.resume() :]:
             self.strategy.train(experience, **workers)
+            self._note_network()
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.folder.evaluated_on], **workers)
             curve = self.metrics.matrix.curve()

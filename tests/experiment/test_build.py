@@ -283,8 +283,18 @@ class OwnNetwork(Naive):
         super().__init__(model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), **kwargs)
 
 
-def test_a_strategy_may_train_a_network_of_its_own(tmp_path):
-    own = {"kind": "custom", "lr": 0.1, "implementation": f"{__name__}:OwnNetwork"}
+class OwnNetworkLater(Naive):
+    """Replaces the recipe's network when the training begins."""
+
+    def _before_training_exp(self, **kwargs):
+        if self.clock.train_exp_counter == 0:
+            self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        super()._before_training_exp(**kwargs)
+
+
+@pytest.mark.parametrize("cls", [OwnNetwork, OwnNetworkLater])
+def test_a_strategy_may_train_a_network_of_its_own(cls, tmp_path):
+    own = {"kind": "custom", "lr": 0.1, "implementation": f"{__name__}:{cls.__name__}"}
     recipe = small_recipe({"own": own}, stream=FEW, epochs=1)
     folder = RunFolder(tmp_path, recipe, "own", 0)
     with pytest.raises(ValueError, match="a network of its own"):
