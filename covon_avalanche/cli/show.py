@@ -65,7 +65,7 @@ def status(folder: Annotated[Path, typer.Argument(help="Of runs or a search.")])
     files = (file for name in ("run.json", "result.json") for file in find_files(folder, name))
     found = sorted({file.parent for file in files})
     if not found:
-        fail(f"there are no runs in {folder}")
+        fail(f"no run has been started in {folder}")
     runs = [StoredRun(path) for path in found]  # sorted, so that those of a strategy follow
     states = [run.state() for run in runs]
     groups = groupby(runs, lambda run: run.path.parent)

@@ -51,7 +51,7 @@ def test_a_shipped_name_comes_before_a_file_or_folder_of_that_name(tmp_path, mon
         assert f'name = "{name}"' in show(name)
     assert load_recipe("./permuted-digits").name == "pacs-vit"
     assert show("./permuted-digits") == text
-    assert refused("show", "./pacs") == "covon: there are no runs in pacs"
+    assert refused("show", "./pacs") == "covon: no run has been started in pacs"
     assert refused("status", "./pcas") == "covon: there is no folder pcas"
 
 
