@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import submitit
-from submitit.helpers import Checkpointable
+from submitit.helpers import Checkpointable, DelayedSubmission
 
 from covon_avalanche.experiment.recipe import parse_setting
 from covon_avalanche.experiment.run_folder import RunFolder
@@ -28,6 +29,12 @@ class ClusterRun(Checkpointable):
 
         torch.set_num_threads(1)
         return run_in_folder(folder, options).average_accuracy
+
+    def checkpoint(self, folder: RunFolder, options: RunOptions) -> DelayedSubmission:
+        """The same call, to be queued again; then submitit exits, which is no failure."""
+        again = super().checkpoint(copy.copy(folder), options)
+        folder.failures = (Exception,)
+        return again
 
 
 def submit(

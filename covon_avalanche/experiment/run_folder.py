@@ -171,6 +171,8 @@ class RunFolder(StoredRun):
     """
 
     evaluated_on: EvaluatedOn = "test"
+    failures: tuple[type[BaseException], ...] = (Exception, SystemExit)
+    """Those that end the run as failed; others interrupt it."""
 
     def __init__(
         self, runs: Path, recipe: Recipe, strategy: str, seed: int, dataset_root: Path | None = None
@@ -236,7 +238,7 @@ class RunFolder(StoredRun):
             for part in self.path.rglob(".*.part"):
                 part.unlink(missing_ok=True)
             yield
-        except (Exception, SystemExit) as error:
+        except self.failures as error:
             self.write_failure(run_error(error), self.gives_up(error))
             raise
         finally:
@@ -256,7 +258,7 @@ class RunFolder(StoredRun):
         logging.captureWarnings(True)
         try:
             yield
-        except (Exception, SystemExit):
+        except self.failures:
             _log.exception("the run stopped")
             raise
         finally:

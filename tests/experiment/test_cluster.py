@@ -1,6 +1,7 @@
 """Jobs for a cluster, tried as processes of this machine."""
 
 import pickle
+import sys
 from unittest.mock import MagicMock
 
 import pytest
@@ -59,3 +60,22 @@ def test_a_requeued_job_is_the_same_call(recipe, tmp_path):
     again = pickle.loads(pickle.dumps(ClusterRun().checkpoint(*arguments)))
     assert again.args[0].path == arguments[0].path
     assert again.function(*again.args) == run_strategy(recipe, "finetune", 0).average_accuracy
+
+
+def test_a_run_that_is_queued_again_is_interrupted_and_not_failed(recipe, tmp_path, monkeypatch):
+    job, folder = ClusterRun(), RunFolder(tmp_path, recipe, "finetune", 0)
+
+    def requeued(*args):
+        again.append(job.checkpoint(folder, RunOptions()))
+        sys.exit(-1)  # as submitit does
+
+    again = []
+    monkeypatch.setattr(RunFolder, "on_domain", requeued)
+    with pytest.raises(SystemExit):
+        job(folder, RunOptions())
+    assert folder.state()[0] == "interrupted"
+    assert "Traceback" not in folder.log_file.read_text("utf-8")
+    monkeypatch.setattr(RunFolder, "on_domain", lambda *args: sys.exit(1))
+    with pytest.raises(SystemExit):
+        again[0].function(*again[0].args)
+    assert folder.state() == ("failed", "SystemExit: 1")
