@@ -26,9 +26,9 @@ NOTE = (
     f"at least {MIN_SEEDS} seeds if there are any."
 )
 TEST = (
-    "A_T minus that of the best strategy, over the seeds that both have: mean ± 95 % confidence "
-    "interval (Student's t, without a correction); p: two-sided paired t-test, with Holm's (1979) "
-    "correction for the number of strategies"
+    f"A_T minus that of the best strategy, over the seeds that both have, if there are {MIN_SEEDS} "
+    "or more: mean ± 95 % confidence interval (Student's t, without a correction); p: two-sided "
+    "paired t-test, with Holm's (1979) correction for the number of strategies"
 )
 
 
