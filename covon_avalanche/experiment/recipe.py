@@ -308,8 +308,8 @@ def _sentence(error: ValidationError, data: dict[str, Any]) -> str:
     parts = [str(part) for part in first["loc"] if part != "constrained-float"]  # of a union
     if parts[-1] == "[key]":
         return (
-            f"{'.'.join(parts[:-2])}: {first['input']!r} is not a strategy name: use letters, "
-            "digits and _ . + * -"
+            f"{'.'.join(parts[:-2])}: {first['input']!r} is not a strategy name: use at most 100 "
+            "letters, digits and _ . + * -, and begin with a letter or digit"
         )
     model: Any = Recipe
     position, classes = _CHOICES.get(parts[0], (len(parts), {}))

@@ -229,6 +229,7 @@ def test_paths_may_begin_at_home(tmp_path, monkeypatch):
         ("strategies.own.arguments={ x = nan }", r"own\.arguments\.x = nan: .* finite number$"),
         ("strategies.own.arguments={ x = { y = [1, inf] } }", r"arguments\.x\.y\.1 = inf: "),
         ('strategies={ "../x" = {} }', r"'\.\./x' is not a strategy name"),
+        ('strategies={ "*x" = {} }', r"'\*x' is not .*, and begin with a letter or digit$"),
         ("device=gpu", "device = 'gpu': known are .*; did you mean cuda\\?$"),
         ("device=x", "device = 'x': known are cpu, cuda, cuda:N and mps$"),
         ("seeds=[]", r"seeds = \[\]: .*at least 1"),
