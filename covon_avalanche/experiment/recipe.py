@@ -155,6 +155,7 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
         if (file := recipe_file(name, path.parent)).resolve() in children:
             raise RecipeError(f"recipe {file} would extend itself")
         _, parent = read_recipe(file, children)
+        before = copy.deepcopy(parent)
         if not (isinstance(removed, list) and all(isinstance(key, str) for key in removed)):
             raise RecipeError(f"remove = {removed!r:.200}: must be a list of keys")
         for key in removed:
@@ -169,7 +170,7 @@ def read_recipe(path: Path, children: Sequence[Path] = ()) -> tuple[str, dict[st
     except ValueError as error:  # also of paths that cannot be
         raise RecipeError(f"recipe {path} extends {name!r:.200}: {error}") from error
     data = _extended(parent, data)
-    _drop_searches(data, parent)
+    _drop_searches(data, before)
     head = takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True))
     return "".join(head) + tomli_w.dumps(data), data
 

@@ -124,6 +124,8 @@ def test_a_strategy_with_changed_settings_is_no_longer_called_searched(tmp_path,
     with child.open("a", encoding="utf-8") as file:
         file.write("\n[searched.own]\ntrials = 5")
     assert load_recipe(str(child)).searched["own"].trials == 5
+    child.write_text(f'extends = "{base}"\nremove = ["strategies.mine.beta2"]', encoding="utf-8")
+    assert [*load_recipe(str(child)).searched] == ["own"]
 
 
 def test_a_stream_or_model_of_another_kind_replaces_that_of_the_extended_recipe(tmp_path):
