@@ -30,11 +30,10 @@ class Space(Table):
 
     @model_validator(mode="after")
     def _ordered(self) -> Space:
-        if self.choices is None:
-            if self.low is None or self.high is None:
-                raise ValueError("give low and high, or choices")
-            if not 0 < self.low < self.high:
-                raise ValueError(f"give 0 < low < high, or choices, got {self.low} and {self.high}")
+        if (self.low is None, self.high is None) != (self.choices is not None,) * 2:
+            raise ValueError("give either low and high, or choices")
+        if self.low is not None and self.high is not None and not 0 < self.low < self.high:
+            raise ValueError(f"give 0 < low < high, or choices, got {self.low} and {self.high}")
         return self
 
     def includes(self, value: Any) -> bool:
@@ -157,6 +156,6 @@ def check_space(name: str, settings: StrategySettings, space: Mapping[str, Space
                 raise ValueError(f"{name}.{key}: {value!r}: {first_error(error)}") from error
         if key == "lr" and not (values.low or 0.0) * _TWO_DECADES < (values.high or 0.0):
             raise ValueError(
-                f"{name}.lr: the range of a learning rate must span at least two decades, got "
+                f"{name}.lr: a learning rate needs low and high, at least two decades apart, got "
                 f"{values.text}"
             )
