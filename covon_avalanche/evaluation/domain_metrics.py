@@ -119,10 +119,11 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         """Count a batch."""
         super().after_eval_iteration(strategy)
         experience: Any = strategy.experience
-        if experience.origin_stream.name != self.stream:
+        stream, i = experience.origin_stream, experience.current_experience
+        if stream.name != self.stream:
             return
-        self._n_domains = len(experience.origin_stream)
-        i = experience.current_experience
+        alone = strategy.current_eval_stream is stream  # its length may be unknown
+        self._n_domains = len(stream) if isinstance(stream, Sized) else alone * (i + 1)
         self._tested[i] = getattr(experience, "domain", None)
         sums = self._row.setdefault(i, CalibrationSums())
         # In a distributed run the sampler of a process that has too few images repeats some.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from avalanche.benchmarks import CLStream
 from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetting_metrics
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
@@ -136,6 +137,21 @@ def test_an_evaluation_left_out_in_the_middle_keeps_the_others_in_their_rows():
             strategy.eval(benchmark.test_stream)
     assert [row is None for row in metrics.matrix.rows] == [False, True, False]
     assert not compares(metrics.result())
+
+
+def test_streams_without_a_length_are_recorded_as_a_whole():
+    """Those of ``new_instances_benchmark``, and generators."""
+    benchmark = toy_benchmark(3)
+    expected, _ = reported(benchmark.train_stream, benchmark.test_stream)
+    strategy, metrics = recorded()
+    train = CLStream("train", list(benchmark.train_stream))
+    test = CLStream("test", (each for each in list(benchmark.test_stream)))
+    for experience in train:
+        strategy.train(experience)
+        strategy.eval(test)
+        with torch.random.fork_rng():
+            strategy.eval([next(iter(test))])
+    assert metrics.matrix == expected.matrix
 
 
 @pytest.mark.parametrize("order", [[0, 1, 0, 1], [0, 0], [2, 1, 0], [0, 2]])
