@@ -10,6 +10,7 @@ import torch
 from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import BalancedExemplarsBuffer, ExemplarsBuffer
+from avalanche.training.templates.base import BaseTemplate
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -106,7 +107,7 @@ def _stored(value: Any, depth: int) -> Iterator[_Item]:
         yield value
     elif isinstance(value, torch.nn.Module):
         yield from value.parameters()
-    elif depth > 0:
+    elif depth > 0 and not isinstance(value, BaseTemplate):  # a plugin may keep its strategy
         if isinstance(value, Mapping):
             children = list(value.values())
         elif isinstance(value, BalancedExemplarsBuffer):

@@ -30,9 +30,10 @@ class Space(Table):
 
     @model_validator(mode="after")
     def _ordered(self) -> Space:
-        if (self.low is None, self.high is None) != (self.choices is not None,) * 2:
+        bounds = [bound for bound in (self.low, self.high) if bound is not None]
+        if len(bounds) != (2 if self.choices is None else 0):
             raise ValueError("give either low and high, or choices")
-        if self.low is not None and self.high is not None and not 0 < self.low < self.high:
+        if bounds and not 0 < bounds[0] < bounds[1]:
             raise ValueError(f"give 0 < low < high, or choices, got {self.low} and {self.high}")
         return self
 

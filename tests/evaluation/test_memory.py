@@ -88,6 +88,14 @@ def test_what_a_strategy_keeps_itself_counts():
     assert footprint.ratios == pytest.approx([3, 5 + examples])
 
 
+def test_a_plugin_that_keeps_its_strategy_needs_no_memory_for_it():
+    class Keeps(SupervisedPlugin):
+        def before_training(self, strategy, **kwargs):
+            self.strategy = strategy
+
+    assert measured("ewc-star", 2, Keeps()) == measured("ewc-star", 2)
+
+
 def test_counting_draws_no_random_numbers_of_augmentation():
     def noisy(x):
         return x + torch.randn_like(x)
