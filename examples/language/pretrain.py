@@ -24,16 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from datasets import Dataset, load_dataset
-from transformers import (
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Trainer,
-    TrainingArguments,
-    default_data_collator,
-    get_cosine_schedule_with_warmup,
-)
 from transformers.trainer_utils import get_last_checkpoint
 
 from covon_avalanche import CoVON
@@ -101,8 +93,10 @@ def make_optimizer(model: torch.nn.Module, given: argparse.Namespace) -> torch.o
 def main() -> None:
     """Train on each corpus in turn, and evaluate on all."""
     given = arguments()
+    if given.output.exists() and not given.resume:
+        raise SystemExit(f"{given.output} exists: pass --resume to continue, or another --output")
     torch.manual_seed(given.seed)
-    tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(given.tokenizer)
     if tokenizer.eos_token is None:
         raise SystemExit(f"the tokenizer {given.tokenizer} has no end token to separate documents")
     corpora = {}
@@ -110,7 +104,10 @@ def main() -> None:
         name, _, source = corpus.partition("=")
         if not source or name in corpora:
             raise SystemExit(f"--corpus {corpus} must be NAME=SOURCE, each with a NAME of its own")
-        rows = sequences(source, tokenizer, given.context)
+        try:
+            rows = sequences(source, tokenizer, given.context)
+        except Exception as error:
+            raise SystemExit(f"--corpus {corpus} cannot be read as text: {error!r}") from error
         if len(rows) <= given.valid:
             raise SystemExit(f"{source} has {len(rows)} sequences, --valid {given.valid} takes all")
         corpora[name] = rows.train_test_split(given.valid, seed=0)
@@ -118,8 +115,8 @@ def main() -> None:
     size |= dict(vocab_size=len(tokenizer), n_positions=given.context)
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
-    config = GPT2Config(use_cache=False, **size, **dropout, **ends)
-    model = GPT2LMHeadModel(config)
+    config = transformers.GPT2Config(use_cache=False, **size, **dropout, **ends)
+    model = transformers.GPT2LMHeadModel(config)
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(not parameter_name.endswith(".bias"))  # they stay zero
     if given.shard:
@@ -128,7 +125,7 @@ def main() -> None:
     schedule, paper = None, given.optimizer == "covon-paper"  # None: one for each language
     if paper:
         total = given.steps * len(corpora)
-        schedule = get_cosine_schedule_with_warmup(optimizer, given.warmup, total)
+        schedule = transformers.get_cosine_schedule_with_warmup(optimizer, given.warmup, total)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for task, (name, parts) in enumerate(corpora.items()):
         if paper:
@@ -141,8 +138,12 @@ def main() -> None:
             optimizer.param_groups[0] |= {"lr": LR, "initial_lr": LR}
         elif task > 0:
             optimizer = make_optimizer(model, given)
-        settings = TrainingArguments(
-            output_dir=str(given.output / name), max_steps=given.steps,
+        folder, steps = given.output / name, given.steps
+        last = get_last_checkpoint(folder) if given.resume and folder.is_dir() else None
+        if last and int(last.rpartition("-")[2]) >= steps:
+            steps = -1  # with no epochs, or the Trainer would make one more step
+        settings = transformers.TrainingArguments(
+            output_dir=str(folder), num_train_epochs=0, max_steps=steps,
             per_device_train_batch_size=given.batch_size,
             gradient_accumulation_steps=max(1, given.accumulate // processes),
             lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr": 6e-5},
@@ -152,9 +153,8 @@ def main() -> None:
         )  # fmt: skip
         options: dict[str, Any] = {"optimizers": (optimizer, schedule)}
         options["callbacks"] = [PosteriorCallback()] if isinstance(optimizer, CoVON) else []
-        trainer = Trainer(model, settings, default_data_collator, parts["train"], **options)
-        has_begun = given.resume and Path(settings.output_dir).is_dir()
-        last = get_last_checkpoint(settings.output_dir) if has_begun else None
+        collator = transformers.default_data_collator
+        trainer = transformers.Trainer(model, settings, collator, parts["train"], **options)
         trainer.train(resume_from_checkpoint=last)
         losses = {k: trainer.evaluate(v["test"])["eval_loss"] for k, v in corpora.items()}
         found = ", ".join(f"{key} {math.exp(loss):.2f}" for key, loss in losses.items())

@@ -192,8 +192,11 @@ def test_pretraining_resumes_with_the_same_result(optimizer, model, monkeypatch,
     assert not (tmp_path / "parts/de.safetensors").exists()
     with monkeypatch.context() as patch:
         run("pretrain.py", patch, *arguments, "parts", "--resume")
-    whole, parts = (load_file(tmp_path / name / "de.safetensors") for name in ("whole", "parts"))
-    assert all(value.equal(parts[name]) for name, value in whole.items())
+    for language in ("en", "de"):
+        one, two = (load_file(f"{name}/{language}.safetensors") for name in ("whole", "parts"))
+        assert all(value.equal(two[name]) for name, value in one.items()), language
+    with pytest.raises(SystemExit, match="parts exists: pass --resume"):
+        run("pretrain.py", monkeypatch, *arguments, "parts")
 
 
 @pytest.mark.parametrize("optimizer", ["covon", "covon-paper", "adamw"])
@@ -234,6 +237,9 @@ def test_a_corpus_without_text_to_train_on_is_one_sentence(model, monkeypatch, t
     (tmp_path / "en.txt").write_text("short\n", encoding="utf-8")
     with pytest.raises(SystemExit, match=r"en\.txt has 0 sequences, --valid 200 takes all"):
         run("pretrain.py", monkeypatch, "--corpus", "en=en.txt", "--small", "--tokenizer", model)
+    Path("empty.jsonl").touch()
+    with pytest.raises(SystemExit, match=r"--corpus en=empty\.jsonl cannot be read as text"):
+        run("pretrain.py", monkeypatch, "--corpus", "en=empty.jsonl", "--tokenizer", model)
     with pytest.raises(SystemExit, match=r"--corpus en\.txt must be NAME=SOURCE"):
         run("pretrain.py", monkeypatch, "--corpus", "en.txt", "--small", "--tokenizer", model)
     twice = ["--corpus", "en=en.txt"] * 2
