@@ -11,7 +11,7 @@ CoVON has its preset for pretrained networks at AdamW's learning rate (``--lr``)
 Code-Alpaca and ARC-Challenge, from the Hub or from local ``.json`` or ``.jsonl`` files in their
 formats (``--math FILE --code FILE --reasoning FILE``). Batch sizes are per process. ``--score gsm8k
 arc_challenge`` evaluates with lm-evaluation-harness (package ``lm_eval``), generating at most 1024
-tokens.
+tokens. With ``--resume``, the same command continues after an interruption, with the same result.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from datasets import Dataset, load_dataset
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DataCollatorForSeq2Seq,
-    Trainer,
-    TrainingArguments,
-)
+from transformers.trainer_utils import get_last_checkpoint
 
 from covon_avalanche import CoVON
 from covon_avalanche.integrations.huggingface import PosteriorCallback, shard
@@ -63,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-steps", type=int, default=-1, help="per task; all epochs by default")
     parser.add_argument("--valid", type=int, default=200, help="examples kept for validation")
     parser.add_argument("--score", nargs="*", default=[], help="tasks of lm-evaluation-harness")
+    parser.add_argument("--resume", action="store_true", help="keep checkpoints, and continue")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -89,21 +85,12 @@ def examples(source: str, tokenizer: Any, length: int) -> Dataset:
     def encode(row: dict[str, Any]) -> dict[str, list[int]]:
         prompt, answer = prompt_and_answer(row)
         question = tokenizer(f"{prompt}\nAnswer:")["input_ids"]
-        reply = tokenizer(f" {answer}{tokenizer.eos_token}", add_special_tokens=False)["input_ids"]
+        reply = tokenizer(" " + answer + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
         labels = [-100] * len(question) + reply
         return {"input_ids": (question + reply)[:length], "labels": labels[:length]}
 
     data = data.map(encode, remove_columns=data.column_names)
     return data.filter(lambda row: row["labels"][-1] != -100)  # if any answer is left
-
-
-def make_optimizer(model: torch.nn.Module, given: argparse.Namespace) -> CoVON:
-    """With the preset for pretrained networks, or with the paper's settings."""
-    params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    noise = torch.Generator().manual_seed(given.seed)  # the same on all GPUs
-    if given.paper:
-        return CoVON(params, generator=noise, **PAPER)
-    return CoVON.finetuning(params, lr=given.lr, generator=noise)
 
 
 def main() -> None:
@@ -118,13 +105,14 @@ def main() -> None:
         except ImportError as error:
             raise SystemExit("--score needs lm-evaluation-harness: pip install lm_eval") from error
     torch.manual_seed(given.seed)
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
     tokenizer.pad_token = given.pad_token or tokenizer.pad_token
     if tokenizer.pad_token_id is None:
         raise SystemExit(f"the tokenizer of {given.model} has no padding token: pass --pad-token")
     if tokenizer.eos_token is None:
         raise SystemExit(f"the tokenizer of {given.model} has no end token for answers")
-    model = AutoModelForCausalLM.from_pretrained(given.model).float()  # bfloat16 by autocast
+    model = transformers.AutoModelForCausalLM.from_pretrained(given.model)
+    model.float()  # bfloat16 by autocast
     if given.shard:
         shard(model)  # before adapters are added, which all processes keep
     if given.lora is not None:
@@ -132,33 +120,49 @@ def main() -> None:
 
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=given.lora))
     data = {}
+    longest = getattr(model.config, "max_position_embeddings", 1024)
     for name, (*_, length, _) in TASKS.items():
-        rows = examples(getattr(given, name), tokenizer, length)
+        source = getattr(given, name)
+        try:
+            rows = examples(source, tokenizer, min(length, longest))
+        except Exception as error:
+            raise SystemExit(f"--{name} {source} cannot be read as {name}: {error!r}") from error
+        if not 0 < given.valid < len(rows):
+            limit = f"at least 1 and less than the {len(rows)} examples of {source}"
+            raise SystemExit(f"--valid must be {limit}, got {given.valid}")
         data[name] = rows.train_test_split(given.valid, seed=0)
-    optimizer = make_optimizer(model, given)
+    params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    noise = torch.Generator().manual_seed(given.seed)  # the same on all GPUs
+    make, preset = (CoVON, PAPER) if given.paper else (CoVON.finetuning, {"lr": given.lr})
+    optimizer = make(params, generator=noise, **preset)
     for name, (_, epochs, batch_size, accumulate, _, own_settings) in TASKS.items():
         own = own_settings if given.paper else {"lr": given.lr}
         optimizer.param_groups[0] |= {**own, "initial_lr": own["lr"]}
-        settings = TrainingArguments(
-            output_dir=str(given.output / name), num_train_epochs=epochs,
-            max_steps=given.max_steps, per_device_train_batch_size=batch_size,
-            per_device_eval_batch_size=4, gradient_accumulation_steps=accumulate,
+        folder, steps = given.output / name, given.max_steps
+        last = get_last_checkpoint(folder) if given.resume and folder.is_dir() else None
+        if last and 0 < steps <= int(last.rpartition("-")[2]):
+            epochs, steps = 0, -1  # else the Trainer would make one more step
+        settings = transformers.TrainingArguments(
+            output_dir=str(folder), num_train_epochs=epochs, max_steps=steps,
+            per_device_train_batch_size=batch_size, per_device_eval_batch_size=4,
+            gradient_accumulation_steps=accumulate,
             lr_scheduler_type="cosine", warmup_steps=0.03, max_grad_norm=1.0,  # 3 % of all steps
             bf16=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(),
-            save_strategy="no", report_to=[], seed=given.seed,
+            save_strategy="steps" if given.resume else "no", save_only_model=given.shard,
+            save_total_limit=1, report_to=[], seed=given.seed,
         )  # fmt: skip
         options = {"optimizers": (optimizer, None), "callbacks": [PosteriorCallback()]}
-        collator = DataCollatorForSeq2Seq(tokenizer)
-        trainer = Trainer(model, settings, collator, data[name]["train"], **options)
-        trainer.train()
+        collator = transformers.DataCollatorForSeq2Seq(tokenizer)
+        trainer = transformers.Trainer(model, settings, collator, data[name]["train"], **options)
+        trainer.train(resume_from_checkpoint=last)
         losses = {key: trainer.evaluate(rows["test"])["eval_loss"] for key, rows in data.items()}
         if trainer.is_world_process_zero():
             found = ", ".join(f"{key} {loss:.3f}" for key, loss in losses.items())
             print(f"after {name}: loss {found}")
         if given.score and trainer.is_world_process_zero():
             network = HFLM(model, tokenizer=tokenizer)
-            longest = {"gen_kwargs": "max_gen_toks=1024"}
-            print(simple_evaluate(network, tasks=given.score, **longest)["results"])
+            asked = {"tasks": given.score, "gen_kwargs": "max_gen_toks=1024"}
+            print(simple_evaluate(network, **asked)["results"])
         trainer.save_model()
 
 

@@ -54,13 +54,13 @@ class RecordRates(TrainerCallback):
 
 
 class StopAfterSaving(RecordRates):
-    """Saves each step, and interrupts the second language after two."""
+    """Saves each step, and interrupts the second task after two."""
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_save = True
 
     def on_save(self, args, state, control, **kwargs):
-        if Path(args.output_dir).name == "de" and state.global_step == 2:
+        if Path(args.output_dir).name in ("code", "de") and state.global_step == 2:
             raise KeyboardInterrupt
 
 
@@ -169,6 +169,46 @@ def test_finetune_errors_are_one_sentence(model, monkeypatch, tmp_path):
             "finetune.py", monkeypatch, "--model", model, *files, "--pad-token", "<|end|>",
             "--max-steps", 1, "--valid", 4, "--score", "gsm8k",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [["--max-steps", 3], ["--lora", 2]])
+def test_finetuning_resumes_with_the_same_result(options, model, monkeypatch, tmp_path):
+    files = reasoning_files(tmp_path)
+    arguments = ["--model", model, *files, *options, "--lr", 1e-3, "--valid", 4, "--output"]
+    with monkeypatch.context() as patch:
+        run("finetune.py", patch, *arguments, "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        run("finetune.py", patch, *arguments, "parts", "--resume", callback=StopAfterSaving)
+    run("finetune.py", monkeypatch, *arguments, "parts", "--resume")
+    for task in ("math", "code", "reasoning"):
+        (file,) = (file.name for file in Path("whole", task).glob("*model.safetensors"))
+        one, two = (load_file(Path(name, task, file)) for name in ("whole", "parts"))
+        assert all(value.equal(two[name]) for name, value in one.items()), task
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"--math bad\.jsonl cannot be read as math"),
+        ('{"question": "1 + 1?"}', r"cannot be read as math: KeyError\('answer'\)"),
+        ('{"question": "1 + 1?", "answer": null}', "cannot be read as math: TypeError"),
+        ('{"question": "1 + 1?", "answer": "2"}', "--valid must be at least 1 .* the 1 examples"),
+    ],
+)
+def test_bad_data_is_one_sentence(content, message, model, monkeypatch, tmp_path):
+    Path("bad.jsonl").write_text(content)
+    files = [*reasoning_files(tmp_path), "--math", "bad.jsonl"]
+    with pytest.raises(SystemExit, match=message):
+        run("finetune.py", monkeypatch, "--model", model, *files)
+
+
+def test_examples_are_no_longer_than_the_model_allows(model, monkeypatch, tmp_path):
+    config = json.loads((model / "config.json").read_text())
+    gpt2(config["vocab_size"], positions=64).save_pretrained(model)
+    files = reasoning_files(tmp_path)
+    long = {"question": "1 + 1?", "answer": "2 " * 100}
+    files[1] = write(tmp_path / "math.jsonl", [long] * 12)
+    run("finetune.py", monkeypatch, "--model", model, *files, "--max-steps", 1, "--valid", 4)
 
 
 def languages(folder, model):
