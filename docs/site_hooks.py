@@ -27,11 +27,14 @@ PAGES = {
 MODULES = {
     "covon_avalanche": "top",
     "covon_avalanche.optim": "optim",
+    "covon_avalanche.optim.quadratic_anchor": "quadratic_anchor",
     "covon_avalanche.posterior": "posterior",
     "covon_avalanche.posterior.fisher": "fisher",
     "covon_avalanche.merging": "merging",
+    "covon_avalanche.merging.alignment": "alignment",
     "covon_avalanche.plugins": "plugins",
     "covon_avalanche.plugins.posterior": "plugins_posterior",
+    "covon_avalanche.plugins.quadratic_anchor": "plugins_quadratic_anchor",
     "covon_avalanche.strategies": "strategies",
     "covon_avalanche.loops": "loops",
     "covon_avalanche.integrations.lightning": "lightning",
@@ -46,6 +49,11 @@ MODULES = {
     "covon_avalanche.experiment.bundle": "bundle",
     "covon_avalanche.experiment.result": "result",
     "covon_avalanche.report": "report",
+}
+MEMBERS = {  # where not all names are public, or they are documented elsewhere
+    "covon_avalanche": "[]",
+    "covon_avalanche.optim.quadratic_anchor": "[QuadraticAnchor, adam_second_moments]",
+    "covon_avalanche.merging.alignment": "[FeatureGaussians, fit_gaussians, align_layers]",
 }
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
 LARGEST = 200_000  # bytes of a file that is shown
@@ -96,9 +104,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _module_page(name: str) -> str:
-    # The names of the first module are documented where they are defined.
-    options = "\n    options:\n      members: false" if name == "covon_avalanche" else ""
-    return f"# `{name}`\n\n::: {name}{options}\n" + (_top_level() if options else "")
+    options = f"\n    options:\n      members: {MEMBERS[name]}" if name in MEMBERS else ""
+    table = _top_level() if name == "covon_avalanche" else ""
+    return f"# `{name}`\n\n::: {name}{options}\n{table}"
 
 
 def _top_level() -> str:

@@ -10,6 +10,7 @@ A comment before a block says what to do with it:
     <!-- run: recipe -->                               the block is a recipe
 """
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -117,6 +118,13 @@ def test_the_page_of_recipes_has_all_kinds_streams_and_rules():
     page = (ROOT / "docs/experiments.md").read_text("utf-8")
     rules = [f'"{rule}"' for rule in RULES]
     assert not [name for name in (*KINDS, *STREAMS, *rules) if f"`{name}`" not in page]
+
+
+def test_exported_names_are_lists_that_the_site_can_read():
+    for file in (ROOT / "covon_avalanche").glob("*/__init__.py"):
+        for found in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(found, ast.Assign) and ast.unparse(found.targets[0]) == "__all__":
+                assert ast.literal_eval(found.value), file  # the site does not import modules
 
 
 def test_versions_agree():

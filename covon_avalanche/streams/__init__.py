@@ -31,7 +31,18 @@ _HOME = {
     "image_transforms": "transforms",
 }
 
-__all__ = sorted(_HOME)
+__all__ = [
+    "CDDB",
+    "PACS",
+    "CORe50",
+    "DomainFolders",
+    "DomainNet",
+    "ImageNetR",
+    "OfficeHome",
+    "PermutedDigits",
+    "PermutedMNIST",
+    "image_transforms",
+]
 
 
 def __getattr__(name: str) -> Any:
