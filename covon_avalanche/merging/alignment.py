@@ -75,8 +75,10 @@ def align_classifier(
     nonlinearity that follows it (SqueezeNet's ReLU) takes no part.
 
     :param network: its last layer must be linear or have kernel size 1; nothing else is changed.
-    :param domains: in the order of training, see :func:`fit_gaussians`.
-    :param options: see :func:`align_layers`.
+    :param domains: in the order of training; each is the result of ``fit_gaussians(features,
+        labels)`` of ``covon_avalanche.merging.alignment`` for what the last layer receives.
+    :param options: ``samples``, ``epochs``, ``lr`` and ``weight_decay``, see ``align_layers`` of
+        the same module.
     :raises ValueError: if the last layer is not linear, or frozen.
     """
     align_layers([classifier(network)], domains, **options)

@@ -16,7 +16,13 @@ class SLCA(DomainHeads):
     where they are the classes of earlier domains. :class:`covon_avalanche.plugins.SLCAPlugin`
     trains it. The classifiers are linear, with weights of standard deviation 0.02 at first.
 
-    See :class:`DomainHeads` for the parameters.
+    In training mode the logits are those of the current domain's classifier; in evaluation mode
+    each class has its largest logit over the domains so far.
+
+    :param network: a pretrained network; its last layer is replaced, in place.
+    :param num_classes: classes, shared by all domains.
+    :param num_domains: how many domains there will be; no shape changes later.
+    :raises ValueError: naming the value and the rule, or if the last layer is not linear.
     """
 
     def __init__(self, network: nn.Module, num_classes: int, num_domains: int) -> None:

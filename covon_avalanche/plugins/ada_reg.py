@@ -19,6 +19,8 @@ class AdaRegPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: i
     because squared gradients of mini-batches are small and ``ess`` cancels; values around 1e5 to
     1e6 are useful. The printed algorithm squares the average of gradients; like Adam, this averages
     squared gradients. Task identities are not used.
+
+    See :class:`QuadraticAnchorPlugin` for the parameters.
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:

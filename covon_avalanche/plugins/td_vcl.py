@@ -24,8 +24,8 @@ class TDVCLPlugin(VCLPlugin, supports_distributed=True):  # type: ignore[call-ar
     w_k``. Past data are a few stored examples per task: **this method uses replay**.
 
     The weighted sum of divergences equals one divergence to the pooled posterior
-    (``gaussian.pool``), so that, replay aside, a step costs the same as VCL's. Memory is n
-    posteriors. When the model grows, the history starts again.
+    (:func:`covon_avalanche.posterior.pool`), so that, replay aside, a step costs the same as
+    VCL's. Memory is n posteriors. When the model grows, the history starts again.
     """
 
     def __init__(
