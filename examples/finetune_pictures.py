@@ -2,8 +2,8 @@
 
     python examples/finetune_pictures.py my_pictures squeezenet1_1.safetensors
 
-The pictures are ``my_pictures/DOMAIN/CLASS/*.jpg`` (every fifth is kept for testing); without a
-file of pretrained weights the network starts from random ones.
+The pictures are ``my_pictures/DOMAIN/CLASS/*.jpg``, of which a fifth of each class is kept for
+testing; without a file of pretrained weights the network starts from random ones.
 """
 
 import sys
