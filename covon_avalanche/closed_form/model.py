@@ -41,6 +41,8 @@ class ClosedFormHead(nn.Module):
 class ClosedFormModel(nn.Module):
     """Features of a frozen network, classified by a head in closed form.
 
+    :param features: from inputs of shape (batch, ...) to features of shape (batch, width).
+    :param head: of this width, such as a :class:`RidgeClassifier`.
     :param adapted: parameters of the network that a training loop adapts in the first domain before
         features are taken, such as those of adapters: the first phase of RanPAC. In training mode
         the model then returns the network's own outputs.

@@ -173,6 +173,8 @@ def save_bundle(
         ``load_bundle`` needs the model.
     :param posterior: such as ``optimizer.posterior(model.named_parameters())``.
     :param eval_temperature: factor of its variance in predictions.
+    :raises ValueError: for a shape or temperature out of range, or a posterior of parameters that
+        the model lacks.
     """
     info = BundleInfo(
         class_names=list(class_names),

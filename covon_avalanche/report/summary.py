@@ -39,10 +39,11 @@ def strategy_summary(runs: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
     run, or if any run lacks the measure), the largest ``memory_ratio`` and ``peak_memory``, the
     number of ``seeds``, ``best`` (the highest A_T without offline training, and without strategies
     with fewer seeds than a test needs, if others have as many), and of the others the paired
-    ``difference`` in A_T from it, with ``difference_ci95``, half the width of its 95 % confidence
-    interval, and ``p_value``.
+    ``difference`` in A_T from it (a fraction), with ``difference_ci95``, half the width of its 95 %
+    confidence interval, and ``p_value``, of a two-sided paired t-test with Holm's correction.
 
     :param runs: of one comparison, see :func:`~covon_avalanche.load_results`.
+    :param by: the column that names the rows.
     """
     groups = runs.groupby(by, sort=False)
     names = ["recipe", "stream", "evaluated", "kind", "offline", "replay", "untuned"]
