@@ -45,7 +45,8 @@ def CDDB(
 
     :param track: ``"hard"`` (5 domains), ``"easy"`` (7) or ``"long"`` (12).
     :param dataset_root: by default ``CDDB`` in Avalanche's data folder.
-    :param domains: some of the track's domains, in the order in which they are learned.
+    :param domains: some of the track's domains, in the order in which they are learned; by default
+        all, in the order of ``domain_orders.TRACKS``.
 
     See :func:`image_benchmark` for the other parameters.
     """

@@ -57,8 +57,8 @@ def CORe50(
     :param run: 0 to 9, one of the ten official orders of the training sessions.
     :param labels: 50 objects, or 10 categories of five objects each.
     :param dataset_root: by default ``core50`` in Avalanche's data folder.
-    :param domains: some of the training sessions, in the order in which they are learned; with
-        another run than 0 it must be the order of the run.
+    :param domains: some of the training sessions, in the order in which they are learned; by
+        default all, in the order of the run, which is the only one allowed with another run than 0.
 
     See :func:`image_benchmark` for the other parameters.
     """

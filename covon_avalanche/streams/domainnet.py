@@ -49,7 +49,8 @@ def DomainNet(
     Counts other than those of the cleaned version raise a warning. Task identities are not used.
 
     :param dataset_root: by default ``domainnet`` in Avalanche's data folder.
-    :param domains: some of the domains, in the order in which they are learned.
+    :param domains: some of the domains, in the order in which they are learned; by default all, in
+        the order above.
 
     See :func:`image_benchmark` for the other parameters.
     """

@@ -83,7 +83,7 @@ def PermutedDigits(n_experiences: int = 5, **options: Unpack[PermutedOptions]) -
 
     :param n_experiences: number of experiences, each with its own pixel order; the first has
         the natural order.
-    :param seed: of the permutations and the validation split.
+    :param seed: of the permutations and the validation split; 0 by default.
     :param permute_first: permute the first experience, too.
     :param validation_size: images (or their fraction) of each training experience for a third
         stream, ``benchmark.streams["valid"]``; 0 for none.
