@@ -162,6 +162,15 @@ class PosteriorPlugin(SupervisedPlugin):
             strategy._after_backward(**kwargs)
             self._close_sample()
 
+    def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        """Refuse a training loop that never samples, such as that of Avalanche's LaMAML."""
+        if strategy.optimizer.param_groups[0]["noise_draws"] == 0:
+            raise ValueError(
+                f"the training loop of {type(strategy).__name__} does not use samples of "
+                f"{type(strategy.optimizer).__name__}, because it has no before_forward: use "
+                "another strategy, or an optimizer without a posterior"
+            )
+
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Consolidate at the end of a task, with the state of the weights that Avalanche's early
         stopping has restored."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset
+from avalanche.training import Naive
 from avalanche.training.supervised import ER_ACE
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -206,3 +207,18 @@ def test_a_compiled_model_equals_a_plain_one(kind):
         make_strategy(kind, wrap(model)).train(toy_benchmark(2).train_stream)
         found.append(weights(model))
     assert same(*found)
+
+
+class OwnSteps(Naive):
+    """Updates the weights itself, past the optimizer, as Avalanche's LaMAML does."""
+
+    def training_epoch(self, **kwargs):
+        self._before_training_iteration(**kwargs)
+        self._after_training_iteration(**kwargs)
+
+
+@both
+def test_a_training_loop_that_never_samples_is_refused(kind):
+    strategy = make_strategy(kind, toy_model(), cls=OwnSteps)
+    with pytest.raises(ValueError, match=r"training loop of OwnSteps does not use samples of"):
+        strategy.train(toy_benchmark(1).train_stream[0])
