@@ -26,15 +26,13 @@ not learn."""
 
 FINETUNING: dict[str, Any] = dict(
     noise=0.02, prior_width=0.1, prior_mean="init", data_precision=100.0, gamma=0.5,
-    gamma_precision=None, clip_radius=1.0,
+    gamma_precision=None,
 )  # fmt: skip
-"""For pretrained networks: small noise, a prior centred at the pretrained weights, and a largest
-change of ``lr`` in a step, because large ones of few weights destroy what was learned before at
-three times the usual learning rate."""
+"""For pretrained networks: small noise, and a prior centred at the pretrained weights."""
 
 CLIP_RADIUS = 2.0
-"""The largest change of a weight in a step, in units of ``lr``, with the other presets. It limits
-few entries, so that weights move about as far as with AdamW from the first steps on."""
+"""The largest change of a weight in a step, in units of ``lr``, with all presets. It limits few
+entries, so that weights move about as far as with AdamW from the first steps on."""
 
 ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
 """The paper's choices where the defaults differ: ``CoVON(params, ess=N, **ALGORITHM_1)``.

@@ -152,9 +152,9 @@ class CoVON(PosteriorOptimizer):
         of the past than Bayes' rule, and the merged posterior is narrower; it needs a Hessian
         estimate that is never negative. ``"auto"``, the default, therefore stands for a number with
         ``"gradsq"`` only, 5 or, in the paper's units, 2, and for ``None`` with ``"reparam"``.
-    :param clip_radius: largest change of a weight in a step, in units of ``lr``, 2 by default, 1
-        with :meth:`finetuning`; ``float("inf")`` for none. While the Hessian estimate is dominated
-        by noise, unlimited Newton steps diverge.
+    :param clip_radius: largest change of a weight in a step, in units of ``lr``, 2 by default;
+        ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
+        Newton steps diverge.
     :param mc_samples: posterior samples per step.
     :param prior_mean: centre of the first prior: ``"zero"`` (the paper's), or ``"init"``,
         the starting weights, which is what fine-tuning a pretrained network needs.
