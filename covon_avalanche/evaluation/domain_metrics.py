@@ -122,8 +122,10 @@ class DomainMetrics(PluginMetric[dict[str, float]]):
         stream, i = experience.origin_stream, experience.current_experience
         if stream.name != self.stream:
             return
-        alone = strategy.current_eval_stream is stream  # its length may be unknown
-        self._n_domains = len(stream) if isinstance(stream, Sized) else alone * (i + 1)
+        if isinstance(stream, Sized):
+            self._n_domains = len(stream)
+        else:  # it is whole only if the stream itself is evaluated
+            self._n_domains = i + 1 if strategy.current_eval_stream is stream else 0
         self._tested[i] = getattr(experience, "domain", None)
         sums = self._row.setdefault(i, CalibrationSums())
         # In a distributed run the sampler of a process that has too few images repeats some.

@@ -31,7 +31,7 @@ class ClusterRun(Checkpointable):
         return run_in_folder(folder, options).average_accuracy
 
     def checkpoint(self, folder: RunFolder, options: RunOptions) -> DelayedSubmission:
-        """The same call, to be queued again; then submitit exits, which is no failure."""
+        """The same call, to be queued again. submitit exits then, which is not a failure."""
         again = super().checkpoint(copy.copy(folder), options)
         folder.failures = (Exception,)
         return again

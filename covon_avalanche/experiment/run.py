@@ -183,7 +183,9 @@ class Run:
         checkpointer = Checkpointer(self.folder, root, data, self.options)
         self.strategy.checkpointer = checkpointer
         workers = {"num_workers": self.recipe.workers}
-        for experience in self.experiences[checkpointer.resume() :]:
+        done = checkpointer.resume()
+        self._note_network()
+        for experience in self.experiences[done:]:
             self.strategy.train(experience, **workers)
             self._note_network()
             self._note_diagnostics()

@@ -172,7 +172,7 @@ class RunFolder(StoredRun):
 
     evaluated_on: EvaluatedOn = "test"
     failures: tuple[type[BaseException], ...] = (Exception, SystemExit)
-    """Those that end the run as failed; others interrupt it."""
+    """Exceptions that end the run as failed; others leave it interrupted."""
 
     def __init__(
         self, runs: Path, recipe: Recipe, strategy: str, seed: int, dataset_root: Path | None = None

@@ -114,7 +114,8 @@ class CoVON(PosteriorOptimizer):
     :param params: parameters, named parameters or groups, as for any torch optimizer. With names
         (``model.named_parameters()``), posteriors and error messages use them.
     :param lr: learning rate, as for AdamW: the largest change of a weight in a step is
-        ``lr * clip_radius``, a typical one a fraction of ``lr``. Default 1e-3.
+        ``lr * clip_radius``, a typical one, after the first steps, a
+        fraction of ``lr``. Default 1e-3.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]. Lower values are more stable, higher ones
         more plastic; 1, for the precision too, is CoVON-NoM, plain VCL. Above 1, an
         over-relaxation, is allowed with a warning.
@@ -142,10 +143,11 @@ class CoVON(PosteriorOptimizer):
     :param ess_per_example: sets the effective sample size directly, to this times ``examples``,
         instead of by ``data_precision``. 1 is Bayes' rule; a value above 1 gives a "cold" posterior
         of temperature ``1 / ess_per_example``.
-    :param betas: averaging coefficients of gradient and Hessian, whose windows grow within a task:
-        for the gradient to ``1 + t / 10`` after ``t`` steps, at most that of the given coefficient;
-        for the Hessian, if ``None``, to ``50 + t / 10``. See ``optim/averaging.py``. A number for
-        the latter, and in the paper's units the first, is the fixed coefficient of Algorithm 1.
+    :param betas: averaging coefficients of gradient and Hessian. In natural units the first is the
+        largest one: the window of the gradient's average grows with the steps ``t`` of a task,
+        ``1 + t / 10``, up to ``1 / (1 - betas[0])``. ``None`` as the second stands for a window of
+        ``50 + t / 10``. Otherwise coefficients are fixed, as in Algorithm 1. See
+        ``optim/averaging.py``.
     :param gamma_precision: the coefficient for the precision that a task adds to the prior:
         ``s1 = s0 + gamma_precision * (s - s0)``. ``None``: ``gamma``, as in Eq. 8. With a number,
         the mean is normalised by its own weights (see ``posterior.merge``). Above 1 it keeps more

@@ -15,11 +15,12 @@ mean square of a parameter tensor at the start of a task.
   ``u = (g + delta (m - m0)) / sqrt(h + delta)``, which is in proportion to the standard deviation
   of the posterior, and ``rms`` the root mean square of ``g_hat / sqrt(h + delta)`` over the tensor,
   a bias-corrected running average over the task. Where squared gradients dominate ``h``, it has
-  the direction of Adam's step. So ``lr`` is a change of weights: at most ``lr * clip_radius``,
-  and in root mean square about ``lr * sqrt((1 - beta1) / (1 + beta1))``, 0.23 ``lr`` by default,
-  where gradients are mostly noise.
-- **Momentum**: the window of line 7's average grows with the steps of a task, see
-  ``averaging.beta1_at``.
+  the direction of Adam's step, but for the window of the momentum. So ``lr`` is a change of
+  weights: at most ``lr * clip_radius``, and where gradients are mostly noise, in root mean square
+  ``lr`` in the first step, decreasing to ``lr * sqrt((1 - beta1) / (1 + beta1))``, 0.23 ``lr`` by
+  default, after 90 steps.
+- **Momentum**: the window of line 7's average grows with the steps of a task
+  (``averaging.beta1_at``), so it needs no bias correction.
 - **Hessian**: squared gradients are averaged without line 8's last term, which keeps ``h`` positive
   where estimates may be negative.
 

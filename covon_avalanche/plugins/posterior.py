@@ -76,6 +76,7 @@ class PosteriorPlugin(SupervisedPlugin):
         self._best: tuple[Any, Any] = None, None  # weights of early stopping, and their state
         self._draws = 0  # of the optimizer, before an evaluation
         self._has_trained = False
+        self._has_sampled = False  # in this experience
 
     # Training --------------------------------------------------------------------------
 
@@ -110,6 +111,7 @@ class PosteriorPlugin(SupervisedPlugin):
         """
         if self.consolidate_every is None:
             check_whole_task(strategy.experience)
+        self._has_sampled = False
         optimizer = strategy.optimizer
         knows_tasks = any(optimizer.state.values()) or optimizer.param_groups[0]["noise_draws"]
         if self._has_trained and strategy.clock.train_exp_counter > 0 and not knows_tasks:
@@ -147,6 +149,7 @@ class PosteriorPlugin(SupervisedPlugin):
                 if isinstance(plugin, EarlyStoppingPlugin) and best is not self._best[0]:
                     self._best = best, best and copy.deepcopy(strategy.optimizer.state_dict())
             self._open_sample(strategy, train=True)
+            self._has_sampled = True
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the mean, and run the other samples of this step."""
@@ -164,11 +167,11 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
         """Refuse a training loop that never samples, such as that of Avalanche's LaMAML."""
-        if strategy.optimizer.param_groups[0]["noise_draws"] == 0:
+        if not self._has_sampled:
             raise ValueError(
                 f"the training loop of {type(strategy).__name__} does not use samples of "
-                f"{type(strategy.optimizer).__name__}, because it has no before_forward: use "
-                "another strategy, or an optimizer without a posterior"
+                f"{type(strategy.optimizer).__name__}, because it never calls before_forward: "
+                "use another strategy, or an optimizer without a posterior"
             )
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:

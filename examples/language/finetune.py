@@ -11,7 +11,7 @@ CoVON has its preset for pretrained networks at AdamW's learning rate (``--lr``)
 Code-Alpaca and ARC-Challenge, from the Hub or from local ``.json`` or ``.jsonl`` files in their
 formats (``--math FILE --code FILE --reasoning FILE``). Batch sizes are per process. ``--score gsm8k
 arc_challenge`` evaluates with lm-evaluation-harness (package ``lm_eval``), generating at most 1024
-tokens. With ``--resume``, the same command continues after an interruption, with the same result.
+tokens. A run started with ``--resume`` is continued by the same command, with the same result.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-5, help="AdamW's learning rate")
     parser.add_argument("--paper", action="store_true", help="the paper's settings of CoVON")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train LoRA adapters only")
-    parser.add_argument("--shard", action="store_true", help="distribute weights and posterior")
+    one = parser.add_mutually_exclusive_group()  # sharded, the Trainer saves no optimizer state
+    one.add_argument("--shard", action="store_true", help="distribute weights and posterior")
+    one.add_argument("--resume", action="store_true", help="keep checkpoints, and go on from them")
     parser.add_argument("--pad-token", help="for a tokenizer without one")
     parser.add_argument("--output", type=Path, default=Path("runs/finetune"))
     parser.add_argument("--max-steps", type=int, default=-1, help="per task; all epochs by default")
     parser.add_argument("--valid", type=int, default=200, help="examples kept for validation")
     parser.add_argument("--score", nargs="*", default=[], help="tasks of lm-evaluation-harness")
-    parser.add_argument("--resume", action="store_true", help="keep checkpoints, and continue")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -128,8 +129,7 @@ def main() -> None:
         except Exception as error:
             raise SystemExit(f"--{name} {source} cannot be read as {name}: {error!r}") from error
         if not 0 < given.valid < len(rows):
-            limit = f"at least 1 and less than the {len(rows)} examples of {source}"
-            raise SystemExit(f"--valid must be {limit}, got {given.valid}")
+            raise SystemExit(f"--valid must be > 0 and below the {len(rows)} examples of {name}")
         data[name] = rows.train_test_split(given.valid, seed=0)
     params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     noise = torch.Generator().manual_seed(given.seed)  # the same on all GPUs

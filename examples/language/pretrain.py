@@ -6,12 +6,11 @@
 
 A corpus is a text file with blank lines between documents, a ``.jsonl`` file with ``"text"`` in
 each line, or the name of a data set of the Hub with a column ``text``
-(``de=wikimedia/wikipedia:20231101.de``). Defaults are the paper's: GPT-2 of 124 million parameters
-from a random start, without dropout and biases, 20 x 24 sequences of 1024 tokens per step over all
-processes, 5,000 steps per language. ``--optimizer covon`` has its preset at AdamW's learning rate,
-``covon-paper`` the paper's settings, whose learning rate warms up once and decays over all
-languages; the others' does so for each language. ``--small`` trains a miniature on a CPU. After an
-interruption, ``--resume`` continues from the last checkpoint, with the result of a run without one.
+(``de=wikimedia/wikipedia:20231101.de``). Defaults are the paper's: GPT-2 of 124 million parameters,
+without dropout and biases, 20 x 24 sequences of 1024 tokens per step over all processes, 5,000
+steps per language. ``--optimizer covon`` has its preset at AdamW's learning rate, ``covon-paper``
+the paper's settings, whose learning rate warms up once and decays over all languages; the others'
+does so for each language. ``--resume`` continues an interrupted run, with the same result.
 """
 
 from __future__ import annotations
@@ -53,8 +52,9 @@ def arguments() -> argparse.Namespace:
     defaults = {"warmup": 500, "context": 1024, "batch_size": 20, "accumulate": 24, "seed": 0}
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
-    parser.add_argument("--resume", action="store_true", help="from the checkpoints in --output")
-    parser.add_argument("--shard", action="store_true", help="distribute weights and posterior")
+    one = parser.add_mutually_exclusive_group()  # sharded, the Trainer saves no optimizer state
+    one.add_argument("--resume", action="store_true", help="from the checkpoints in --output")
+    one.add_argument("--shard", action="store_true", help="distribute weights and posterior")
     parser.add_argument("--small", action="store_true", help="2 layers of width 64, for a test")
     return parser.parse_args()
 
@@ -93,8 +93,8 @@ def make_optimizer(model: torch.nn.Module, given: argparse.Namespace) -> torch.o
 def main() -> None:
     """Train on each corpus in turn, and evaluate on all."""
     given = arguments()
-    if given.output.exists() and not given.resume:
-        raise SystemExit(f"{given.output} exists: pass --resume to continue, or another --output")
+    if given.output.is_dir() and any(given.output.iterdir()) and not given.resume:
+        raise SystemExit(f"{given.output} is not empty: pass --resume, or another --output")
     torch.manual_seed(given.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(given.tokenizer)
     if tokenizer.eos_token is None:
@@ -108,8 +108,8 @@ def main() -> None:
             rows = sequences(source, tokenizer, given.context)
         except Exception as error:
             raise SystemExit(f"--corpus {corpus} cannot be read as text: {error!r}") from error
-        if len(rows) <= given.valid:
-            raise SystemExit(f"{source} has {len(rows)} sequences, --valid {given.valid} takes all")
+        if not 0 < given.valid < len(rows):
+            raise SystemExit(f"--valid must be > 0 and below the {len(rows)} sequences of {name}")
         corpora[name] = rows.train_test_split(given.valid, seed=0)
     size = dict(n_embd=64, n_layer=2, n_head=2) if given.small else {}
     size |= dict(vocab_size=len(tokenizer), n_positions=given.context)

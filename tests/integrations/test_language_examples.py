@@ -192,7 +192,7 @@ def test_finetuning_resumes_with_the_same_result(options, model, monkeypatch, tm
         ("", r"--math bad\.jsonl cannot be read as math"),
         ('{"question": "1 + 1?"}', r"cannot be read as math: KeyError\('answer'\)"),
         ('{"question": "1 + 1?", "answer": null}', "cannot be read as math: TypeError"),
-        ('{"question": "1 + 1?", "answer": "2"}', "--valid must be at least 1 .* the 1 examples"),
+        ('{"question": "1 + 1?", "answer": "2"}', "must be > 0 and below the 1 examples of math"),
     ],
 )
 def test_bad_data_is_one_sentence(content, message, model, monkeypatch, tmp_path):
@@ -275,7 +275,7 @@ def test_documents_of_a_text_file_are_separated_by_blank_lines(model, tmp_path):
 
 def test_a_corpus_without_text_to_train_on_is_one_sentence(model, monkeypatch, tmp_path):
     (tmp_path / "en.txt").write_text("short\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"en\.txt has 0 sequences, --valid 200 takes all"):
+    with pytest.raises(SystemExit, match=r"--valid must be > 0 and below the 0 sequences of en"):
         run("pretrain.py", monkeypatch, "--corpus", "en=en.txt", "--small", "--tokenizer", model)
     Path("empty.jsonl").touch()
     with pytest.raises(SystemExit, match=r"--corpus en=empty\.jsonl cannot be read as text"):
@@ -284,7 +284,7 @@ def test_a_corpus_without_text_to_train_on_is_one_sentence(model, monkeypatch, t
         run("pretrain.py", monkeypatch, "--corpus", "en.txt", "--small", "--tokenizer", model)
     twice = ["--corpus", "en=en.txt"] * 2
     with pytest.raises(SystemExit, match="each with a NAME of its own"):
-        run("pretrain.py", monkeypatch, *twice, "--valid", -1, "--tokenizer", model)
+        run("pretrain.py", monkeypatch, *twice, "--valid", 1, "--context", 1, "--tokenizer", model)
 
 
 @two_processes

@@ -205,14 +205,14 @@ def test_where_squared_gradients_dominate_steps_have_adams_direction(implementat
     model, optimizer = fresh(**settings, clip_radius=math.inf, implementation=implementation)
     first = [torch.zeros_like(p) for p in model.parameters()]
     second = [torch.zeros_like(p) for p in model.parameters()]
-    for i in range(20):
+    for i in range(120):
         before = copy.deepcopy(model)
         record_sample(optimizer, nll(model, task(i)))
         grads = [p.grad.clone() for p in model.parameters()]
         optimizer.step()
         pairs = zip(model.parameters(), before.parameters(), strict=True)
         for m, v, grad, (new, old) in zip(first, second, grads, pairs, strict=True):
-            m.lerp_(grad, 1 / (1 + i / 10))
+            m.lerp_(grad, max(0.1, 1 / (1 + i / 10)))
             v.lerp_(grad.square(), 0.01)
             adams = -(m / v.sqrt()).flatten()
             change = (new - old).detach().flatten()

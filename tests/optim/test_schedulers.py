@@ -31,6 +31,7 @@ SCHEDULERS = {
 MAKE = {
     "adam": lambda p: torch.optim.Adam([p], lr=0.01),
     "covon": lambda p: make_covon([p], lr=0.01, betas=(0.9, None)),
+    "natural": lambda p: CoVON([p], lr=0.01, batch_size=1),
     "vcl": lambda p: make_vcl([p], lr=0.01),
 }
 
@@ -61,8 +62,8 @@ def settings(kind: str, name: str) -> list[float]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_the_learning_rates_are_those_of_adam(name):
-    adam, *ours = (settings(kind, name) for kind in ("adam", "covon", "vcl"))
-    assert ours == [pytest.approx(adam)] * 2
+    adam, *ours = (settings(kind, name) for kind in MAKE)
+    assert ours == [pytest.approx(adam)] * 3
 
 
 def test_no_scheduler_of_torch_is_missing():

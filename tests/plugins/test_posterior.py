@@ -219,6 +219,8 @@ class OwnSteps(Naive):
 
 @both
 def test_a_training_loop_that_never_samples_is_refused(kind):
-    strategy = make_strategy(kind, toy_model(), cls=OwnSteps)
-    with pytest.raises(ValueError, match=r"training loop of OwnSteps does not use samples of"):
-        strategy.train(toy_benchmark(1).train_stream[0])
+    benchmark, strategy = toy_benchmark(2), make_strategy(kind, toy_model(), cls=OwnSteps)
+    strategy.eval(benchmark.test_stream)
+    for experience in benchmark.train_stream:
+        with pytest.raises(ValueError, match=r"training loop of OwnSteps does not use samples of"):
+            strategy.train(experience)
