@@ -235,7 +235,7 @@ def test_pretraining_resumes_with_the_same_result(optimizer, model, monkeypatch,
     for language in ("en", "de"):
         one, two = (load_file(f"{name}/{language}.safetensors") for name in ("whole", "parts"))
         assert all(value.equal(two[name]) for name, value in one.items()), language
-    with pytest.raises(SystemExit, match="parts exists: pass --resume"):
+    with pytest.raises(SystemExit, match="parts is not empty: pass --resume"):
         run("pretrain.py", monkeypatch, *arguments, "parts")
 
 
