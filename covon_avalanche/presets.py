@@ -32,7 +32,7 @@ FINETUNING: dict[str, Any] = dict(
 
 CLIP_RADIUS = 2.0
 """The largest change of a weight in a step, in units of ``lr``, with all presets. It limits few
-entries, so that weights move about as far as with AdamW from the first steps on."""
+entries."""
 
 ALGORITHM_1: dict[str, Any] = dict(hess_approx="reparam", betas=(0.9, 0.9999), gamma_precision=None)
 """The paper's choices where the defaults differ: ``CoVON(params, ess=N, **ALGORITHM_1)``.

@@ -14,9 +14,9 @@ from __future__ import annotations
 def beta1_at(beta1: float, step: int) -> float:
     """The averaging coefficient of the gradient in a step, in natural units: that of a window of
     ``1 + t / 10`` steps after ``t`` steps, at most ``beta1``. It is 0 in the first step, so that
-    the average needs no bias correction. With the full window from the first steps on, the average
-    still holds gradients from before a minimum was passed, so that the weights overshoot; in a
-    short task they do so until its end (``docs/presets.md``).
+    the average needs no bias correction. With the full window from the first step on, the average
+    still contains gradients from before a minimum was passed, and the weights overshoot; in a short
+    task they do so until its end (``docs/presets.md``).
 
     :param step: number of the task's steps before this one.
     """

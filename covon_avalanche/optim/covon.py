@@ -114,8 +114,8 @@ class CoVON(PosteriorOptimizer):
     :param params: parameters, named parameters or groups, as for any torch optimizer. With names
         (``model.named_parameters()``), posteriors and error messages use them.
     :param lr: learning rate, as for AdamW: the largest change of a weight in a step is
-        ``lr * clip_radius``, a typical one, after the first steps, a
-        fraction of ``lr``. Default 1e-3.
+        ``lr * clip_radius``, a typical one, after the first steps, a fraction of ``lr``. Default
+        1e-3.
     :param gamma: merging coefficient of Eq. 8 in (0, 1]. Lower values are more stable, higher ones
         more plastic; 1, for the precision too, is CoVON-NoM, plain VCL. Above 1, an
         over-relaxation, is allowed with a warning.
