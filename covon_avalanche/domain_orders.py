@@ -1,18 +1,43 @@
-"""Domain orders of published protocols; this module does not import torch."""
+"""Domain orders and numbers of images of published protocols; this module does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-PACS = ("photo", "art_painting", "cartoon", "sketch")
-DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-OFFICE_HOME = ("Art", "Clipart", "Product", "Real World")
+#: By stream, images of each domain, for training and testing or together, in the default order.
+COUNTS: dict[str, dict[str, int | tuple[int, int]]] = {
+    "PACS": {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
+    "DomainNet": {  # the cleaned version
+        "clipart": (33_525, 14_604),
+        "infograph": (36_023, 15_582),
+        "painting": (50_416, 21_850),
+        "quickdraw": (120_750, 51_750),
+        "real": (120_906, 52_041),
+        "sketch": (48_212, 20_916),
+    },
+    "OfficeHome": {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
+    "ImageNetR": {
+        "art": 1528,
+        "cartoon": 3726,
+        "deviantart": 2163,
+        "embroidery": 722,
+        "graffiti": 941,
+        "graphic": 644,
+        "misc": 5673,
+        "origami": 550,
+        "painting": 2835,
+        "sculpture": 1196,
+        "sketch": 4634,
+        "sticker": 508,
+        "tattoo": 1947,
+        "toy": 1511,
+        "videogame": 1422,
+    },
+}
+PACS, DOMAINNET = tuple(COUNTS["PACS"]), tuple(COUNTS["DomainNet"])
+OFFICE_HOME, IMAGENET_R = tuple(COUNTS["OfficeHome"]), tuple(COUNTS["ImageNetR"])
 #: Of DUCT's released configuration (the default order) and of its log of January 2026.
 OFFICE_HOME_DUCT = (OFFICE_HOME, ("Product", "Clipart", "Real World", "Art"))
-IMAGENET_R = (
-    *("art", "cartoon", "deviantart", "embroidery", "graffiti", "graphic", "misc", "origami"),
-    *("painting", "sculpture", "sketch", "sticker", "tattoo", "toy", "videogame"),
-)
 _EASY = ("gaugan", "biggan", "cyclegan", "imle", "deepfake", "crn", "wild")
 #: Generators of CDDB's tracks.
 TRACKS: dict[str, tuple[str, ...]] = {

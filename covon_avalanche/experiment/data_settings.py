@@ -93,13 +93,9 @@ def _published_order(
     """The domains of a stream, if it knows them; the values need not be valid."""
     if name == "CORe50" and run in range(len(domain_orders.NI_ORDERS)):
         return domain_orders.core50_sessions(split, run)
-    orders = {
-        "PACS": domain_orders.PACS,
-        "DomainNet": domain_orders.DOMAINNET,
-        "OfficeHome": domain_orders.OFFICE_HOME,
-        "ImageNetR": domain_orders.IMAGENET_R,
-    }
-    return domain_orders.TRACKS.get(str(track)) if name == "CDDB" else orders.get(name)
+    if name == "CDDB":
+        return domain_orders.TRACKS.get(str(track))
+    return tuple(domain_orders.COUNTS.get(name, ())) or None
 
 
 class ImageStream(_Images):

@@ -25,15 +25,6 @@ from covon_avalanche.streams.image_files import (
 
 #: The 345 class names by official class id.
 CLASSES = class_table("domainnet")
-#: Training and test images of each domain of the cleaned version.
-COUNTS = {
-    "clipart": (33_525, 14_604),
-    "infograph": (36_023, 15_582),
-    "painting": (50_416, 21_850),
-    "quickdraw": (120_750, 51_750),
-    "real": (120_906, 52_041),
-    "sketch": (48_212, 20_916),
-}
 
 
 def DomainNet(
@@ -55,7 +46,7 @@ def DomainNet(
     See :func:`image_benchmark` for the other parameters.
     """
     root = data_root(dataset_root, "domainnet")
-    return published_benchmark("DomainNet", root, domains, _split, COUNTS, CLASSES, **options)
+    return published_benchmark("DomainNet", root, domains, _split, CLASSES, **options)
 
 
 def _split(root: Path, name: str) -> TrainAndTest:

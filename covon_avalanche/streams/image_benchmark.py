@@ -21,6 +21,7 @@ from typing_extensions import Unpack
 
 from covon_avalanche.checks import check_whole
 from covon_avalanche.did_you_mean import did_you_mean
+from covon_avalanche.domain_orders import COUNTS
 from covon_avalanche.streams.image_files import (
     Decoder,
     ImageFiles,
@@ -195,16 +196,15 @@ def published_benchmark(
     root: Path,
     domains: Sequence[str] | None,
     split: Callable[[Path, str], TrainAndTest],
-    counts: Mapping[str, int | tuple[int, int]],
     classes: Sequence[str],
     **options: Unpack[ImageOptions],
 ) -> CLScenario:
-    """:func:`image_benchmark` of a data set whose domains and numbers of images are known.
+    """:func:`image_benchmark` of a data set whose domains and numbers of images are known
+    (``domain_orders.COUNTS``); other numbers raise a warning.
 
     :param split: finds the training and test images of a domain below the root.
-    :param counts: the published numbers of images by domain, for training and testing or together;
-        other numbers raise a warning.
     """
+    counts = COUNTS[stream]
     parts = {name: split(root, name) for name in choose_domains(domains, [*counts], stream)}
     for name, part in parts.items():
         both, expected = tuple(map(len, part)), counts[name]

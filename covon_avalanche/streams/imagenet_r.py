@@ -28,24 +28,6 @@ from covon_avalanche.streams.image_files import (
 
 #: The 200 WordNet ids by class id: sorted.
 CLASSES = class_table("imagenet_r")
-#: Training and test images of each domain together.
-COUNTS = {
-    "art": 1528,
-    "cartoon": 3726,
-    "deviantart": 2163,
-    "embroidery": 722,
-    "graffiti": 941,
-    "graphic": 644,
-    "misc": 5673,
-    "origami": 550,
-    "painting": 2835,
-    "sculpture": 1196,
-    "sketch": 4634,
-    "sticker": 508,
-    "tattoo": 1947,
-    "toy": 1511,
-    "videogame": 1422,
-}
 
 
 def ImageNetR(
@@ -74,7 +56,7 @@ def ImageNetR(
     """
     root = data_root(dataset_root, "imagenet-r")
     split = partial(_split, everything=class_folders([root], CLASSES), seed=split_seed)
-    return published_benchmark("ImageNetR", root, domains, split, COUNTS, CLASSES, **options)
+    return published_benchmark("ImageNetR", root, domains, split, CLASSES, **options)
 
 
 def _split(root: Path, name: str, everything: ImageFiles, seed: int) -> TrainAndTest:

@@ -24,8 +24,6 @@ from covon_avalanche.streams.image_files import (
 
 #: The 65 class names by class id: sorted.
 CLASSES = class_table("office_home")
-#: Training and test images of each domain together.
-COUNTS = {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357}
 
 
 def OfficeHome(
@@ -54,7 +52,7 @@ def OfficeHome(
     """
     root = data_root(dataset_root, "OfficeHome")
     split = partial(_split, seed=split_seed)
-    return published_benchmark("OfficeHome", root, domains, split, COUNTS, CLASSES, **options)
+    return published_benchmark("OfficeHome", root, domains, split, CLASSES, **options)
 
 
 def _split(root: Path, name: str, seed: int) -> TrainAndTest:

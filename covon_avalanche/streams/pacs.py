@@ -21,8 +21,6 @@ from covon_avalanche.streams.image_files import (
 )
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-#: Training and test images of each domain together.
-COUNTS = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
 
 
 def PACS(
@@ -46,7 +44,7 @@ def PACS(
     See :func:`image_benchmark` for the other parameters.
     """
     root = data_root(dataset_root, "PACS")
-    return published_benchmark("PACS", root, domains, _split, COUNTS, CLASSES, **options)
+    return published_benchmark("PACS", root, domains, _split, CLASSES, **options)
 
 
 def _split(root: Path, name: str) -> TrainAndTest:

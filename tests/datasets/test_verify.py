@@ -6,6 +6,7 @@ import pytest
 from miniature import cddb, domainnet, open_stream, pacs, paint
 
 from covon_avalanche.datasets.verify import COLUMNS, verify, write_manifest
+from covon_avalanche.domain_orders import COUNTS
 from covon_avalanche.streams import CDDB, PACS, DomainFolders, DomainNet
 
 OPTIONS = {"domains": ["photo", "sketch"]}
@@ -17,7 +18,7 @@ def test_a_whole_data_set_has_no_problems(tmp_path, monkeypatch):
         "PACS's photo should have 1670 images, found 70",
         "PACS's sketch should have 3929 images, found 70",
     ]
-    monkeypatch.setattr("covon_avalanche.streams.pacs.COUNTS", {"photo": 70, "sketch": 70})
+    monkeypatch.setitem(COUNTS, "PACS", {"photo": 70, "sketch": 70})
     report = verify(PACS, root, **OPTIONS)
     assert report.problems == []
     assert len(report.images) == 140
