@@ -61,11 +61,8 @@ class Attachment:
     def suspended(self) -> Iterator[None]:
         """The model draws no samples inside; one that waits is dropped first."""
         self.drop_sample(check=True)
-        optimizer, self._optimizer = self._optimizer, None
-        try:
+        with self.aside():
             yield
-        finally:
-            self._optimizer = optimizer
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -75,11 +72,11 @@ class Attachment:
         self._swap_out()
         if self._optimizer is not None and self._sample is not None:
             self._optimizer._buffers = {}  # it keeps its own
+        outer, self._is_aside = self._is_aside, True
         try:
-            self._is_aside = True
             yield
         finally:
-            self._is_aside = False
+            self._is_aside = outer
             if not evaluates:
                 self._swap_in()
 
