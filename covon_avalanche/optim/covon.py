@@ -48,7 +48,7 @@ from covon_avalanche.optim.samples import (
     SampleAccumulator,
     align_state_,
     bump_versions,
-    compiled_fill,
+    compiled_kernel,
     copy_rounded_,
     match_layout,
     noise_key,
@@ -559,13 +559,10 @@ class CoVON(PosteriorOptimizer):
             raise ValueError("implementation='compiled' is for CPUs: use 'auto' or 'foreach'")
         if self.implementation == "foreach" or not all(b.for_cpu_kernel for b in buffers.values()):
             return None
-        if compiled_fill() is None:
-            if compiled:
-                raise ValueError("implementation='compiled' needs a working numba on a CPU")
-            return None
-        from covon_avalanche.optim import cpu_kernel
-
-        return cpu_kernel
+        kernel = compiled_kernel()
+        if kernel is None and compiled:
+            raise ValueError("implementation='compiled' needs a working numba on a CPU")
+        return kernel
 
     def _buckets(self, params: list[NamedParam], train: bool) -> list[Bucket]:
         """The parameters in as few lists as the fast versions allow."""

@@ -6,9 +6,10 @@ The noise is a pure function of seed, draw and parameter number.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from threading import get_ident
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -67,10 +68,10 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
     :param number: of the parameter within the optimizer.
     """
     part = local(out)
-    fill = compiled_fill() if out.device.type == "cpu" else None
-    if fill is not None and type(out) is Tensor and is_dense(out) and out.dtype == torch.float32:
-        fill(out.data_ptr(), out.numel(), key, number, 0)  # in order of memory
-    elif fill is None and part is out and out.numel() <= _BLOCK:
+    kernel = compiled_kernel() if out.device.type == "cpu" else None
+    if kernel is not None and type(out) is Tensor and is_dense(out) and out.dtype == torch.float32:
+        kernel.fill_normal(out.data_ptr(), out.numel(), key, number, 0)  # in order of memory
+    elif kernel is None and part is out and out.numel() <= _BLOCK:
         generator = _generator(out.device, get_ident())
         out.normal_(generator=generator.manual_seed(noise_key(key, number)))
     else:
@@ -81,12 +82,12 @@ def fill_normal_(out: Tensor, key: int, number: int) -> Tensor:
 
 def _noise(begin: int, size: int, total: int, key: int, number: int, like: Tensor) -> Tensor:
     """Entries ``begin`` to ``begin + size`` of the noise of a parameter with ``total`` entries."""
-    fill = compiled_fill() if like.device.type == "cpu" else None
-    block = _BLOCK if fill is None else 1024  # cpu_kernel.GROUP
+    kernel = compiled_kernel() if like.device.type == "cpu" else None
+    block = _BLOCK if kernel is None else kernel.GROUP
     first, skipped = divmod(begin, block)
-    if fill is not None:
+    if kernel is not None:
         whole = torch.empty(skipped + size, dtype=torch.float32, device="cpu")
-        fill(whole.data_ptr(), whole.numel(), key, number, first)
+        kernel.fill_normal(whole.data_ptr(), whole.numel(), key, number, first)
         return whole[skipped:]
     generator = _generator(like.device, get_ident())
     seed = noise_key(key, number)
@@ -105,12 +106,12 @@ def _generator(device: torch.device, thread: int) -> torch.Generator:
 
 
 @cache
-def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
-    """``cpu_kernel.fill_normal``, or ``None`` where numba does not work."""
+def compiled_kernel() -> ModuleType | None:
+    """The module ``cpu_kernel``, or ``None`` where numba does not work."""
     try:
         import numba
 
-        from covon_avalanche.optim.cpu_kernel import fill_normal
+        import covon_avalanche.optim.cpu_kernel as kernel
     except ImportError:  # numba is missing, or not available for this Python yet
         return None
     except RuntimeError as error:  # it finds no folder that it may write to
@@ -120,7 +121,7 @@ def compiled_fill() -> Callable[[int, int, int, int, int], None] | None:
             stacklevel=2,
         )
         return None
-    return None if numba.config.DISABLE_JIT else fill_normal  # type: ignore[attr-defined]
+    return None if numba.config.DISABLE_JIT else kernel  # type: ignore[attr-defined]
 
 
 def copy_rounded_(

@@ -158,7 +158,7 @@ def rounded(values, key, number) -> torch.Tensor:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_rounding_is_to_a_neighbour_and_has_no_bias(compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(samples, "compiled_fill", lambda: None)
+        monkeypatch.setattr(samples, "compiled_kernel", lambda: None)
     values = torch.randn(200, generator=torch.Generator().manual_seed(0)).exp() * 1e-3
     values[::2] *= -1
     many = values.repeat(5000, 1)

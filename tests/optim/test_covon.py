@@ -299,7 +299,7 @@ def test_unknown_or_impossible_implementations_are_refused(linear, batch, monkey
     with pytest.raises(ValueError, match=r"implementation must be one of .* got 'fastest'"):
         CoVON(linear.parameters(), ess=10, implementation="fastest")
     for module in ("covon", "samples"):
-        monkeypatch.setattr(f"covon_avalanche.optim.{module}.compiled_fill", lambda: None)
+        monkeypatch.setattr(f"covon_avalanche.optim.{module}.compiled_kernel", lambda: None)
     train_step(make_covon(linear.parameters()), linear, batch)  # "auto" does without
     optimizer = make_covon(linear.parameters(), implementation="compiled")
     with pytest.raises(ValueError, match="'compiled' needs a working numba on a CPU"):

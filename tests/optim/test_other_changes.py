@@ -382,7 +382,7 @@ def test_a_state_made_for_a_checkpoint_that_is_not_there_has_no_effect():
 
 
 def test_noise_of_torch_does_not_depend_on_other_threads(monkeypatch):
-    monkeypatch.setattr(samples, "compiled_fill", lambda: None)
+    monkeypatch.setattr(samples, "compiled_kernel", lambda: None)
     found = {}
 
     def draw(number):

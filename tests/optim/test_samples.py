@@ -35,7 +35,7 @@ def test_standard_normals_that_depend_on_key_and_number_alone(compiled, dtype, m
         return out
 
     if not compiled:
-        monkeypatch.setattr(samples, "compiled_fill", lambda: None)
+        monkeypatch.setattr(samples, "compiled_kernel", lambda: None)
     pairs = [(key, number) for key in (5, 2**64 - 3) for number in (0, 1, 2**31)]
     torch.manual_seed(0)
     z = [filled(*pair) for pair in pairs]
@@ -58,7 +58,7 @@ def test_where_numba_does_not_work_torch_does(trouble, monkeypatch, recwarn):
         monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     monkeypatch.setattr(optim, "cpu_kernel", optim.cpu_kernel)  # put back afterwards
     monkeypatch.delitem(sys.modules, "covon_avalanche.optim.cpu_kernel")
-    assert samples.compiled_fill.__wrapped__() is None
+    assert samples.compiled_kernel.__wrapped__() is None
     told = ["numba does not work here" in str(w.message) for w in recwarn]
     assert told == ([True] if trouble == "no folder" else [])
 

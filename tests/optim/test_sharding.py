@@ -76,7 +76,7 @@ def test_a_step_without_samples_is_no_initialisation_where_anything_would_change
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_part_has_the_noise_of_its_place_in_the_whole(compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(samples, "compiled_fill", lambda: None)
+        monkeypatch.setattr(samples, "compiled_kernel", lambda: None)
         monkeypatch.setattr(samples, "_BLOCK", 700)
     whole = samples.fill_normal_(torch.empty(5000), 3, 4)
     assert 0.9 < whole.std() < 1.1
