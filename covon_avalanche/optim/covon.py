@@ -255,15 +255,6 @@ class CoVON(PosteriorOptimizer):
             hess_init=hess_init,
             weight_decay=weight_decay,
             hess_approx=hess_approx,
-        )
-        settings = natural_units.with_defaults(settings)
-        check_gamma(settings["gamma"])  # which may warn
-        if gamma_precision == "auto":
-            natural = FROM_SCRATCH["gamma_precision"]
-            positive = natural if has_natural_units(settings) else _GAMMA_PRECISION
-            gamma_precision = positive if hess_approx == "gradsq" else None
-        self.implementation = implementation
-        defaults = settings | dict(
             betas=betas,
             gamma_precision=gamma_precision,
             mc_samples=mc_samples,
@@ -271,7 +262,14 @@ class CoVON(PosteriorOptimizer):
             bfloat16_prior=bfloat16_prior,
             batch_size=batch_size,
         )
-        super().__init__(params, defaults, prior=prior, generator=generator)
+        settings = natural_units.with_defaults(settings)
+        check_gamma(settings["gamma"])  # which may warn
+        if gamma_precision == "auto":
+            natural = FROM_SCRATCH["gamma_precision"]
+            positive = natural if has_natural_units(settings) else _GAMMA_PRECISION
+            settings["gamma_precision"] = positive if hess_approx == "gradsq" else None
+        self.implementation = implementation
+        super().__init__(params, settings, prior=prior, generator=generator)
 
     @classmethod
     def finetuning(cls, params: Any, *, lr: float, **settings: Any) -> CoVON:
