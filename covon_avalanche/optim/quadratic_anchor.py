@@ -15,13 +15,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, AdamW, NAdam, Optimizer, RAdam
+from torch.optim import Optimizer
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.checks import check_given
 from covon_avalanche.posterior.gaussian import DiagGaussian, embed
-
-_ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)
 
 
 @torch.no_grad()
@@ -57,19 +55,6 @@ def pull_(
             p.copy_(torch.where(rate < 1, p, (p + rate * mean) / (1 + rate)))
         else:
             p.sub_(torch.where(rate < 1, rate, 0) * (p - mean))
-
-
-def check_adam_family(optimizer: Optimizer, user: str) -> None:
-    """Raise a ``ValueError`` unless the optimizer averages squared gradients as Adam does.
-
-    :param user: who needs it, for the message.
-    """
-    if not isinstance(optimizer, _ADAM_FAMILY):
-        known = ", ".join(cls.__name__ for cls in _ADAM_FAMILY)
-        raise ValueError(
-            f"{user} needs an optimizer of the Adam family ({known}), got "
-            f"{type(optimizer).__name__}"
-        )
 
 
 def adam_second_moments(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Adam, AdamW, NAdam, RAdam
 
-from covon_avalanche.optim.quadratic_anchor import adam_second_moments, check_adam_family
+from covon_avalanche.optim.quadratic_anchor import adam_second_moments
 from covon_avalanche.plugins.quadratic_anchor import QuadraticAnchorPlugin
+
+_ADAM_FAMILY = (Adam, AdamW, NAdam, RAdam)  # which average squared gradients
 
 
 class AdaRegPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: ignore[call-arg]
@@ -24,8 +27,16 @@ class AdaRegPlugin(QuadraticAnchorPlugin, supports_distributed=True):  # type: i
     """
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Check the optimizer, and reset its state."""
-        check_adam_family(strategy.optimizer, type(self).__name__)
+        """Check the optimizer, and reset its state.
+
+        :raises ValueError: for an optimizer that does not average squared gradients as Adam does.
+        """
+        if not isinstance(strategy.optimizer, _ADAM_FAMILY):
+            known = ", ".join(cls.__name__ for cls in _ADAM_FAMILY)
+            raise ValueError(
+                f"{type(self).__name__} needs an optimizer of the Adam family ({known}), got "
+                f"{type(strategy.optimizer).__name__}"
+            )
         super().before_training_exp(strategy, **kwargs)
         strategy.optimizer.state.clear()
 
