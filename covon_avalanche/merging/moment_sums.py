@@ -55,13 +55,8 @@ def add_rows(total: Tensor, rows: Tensor) -> None:
     for i in range(0, d, width):
         j = min(i + width, d)
         _add_product(total[:, i:j, i:d], rows[..., i:j], rows[..., i:])
-    total[:, :d, d] += _row_sum(rows)
+    total[:, :d, d] += rows.mT @ rows.new_ones(count)  # their sum as a product, which is faster
     total[:, d, d] += count
-
-
-def _row_sum(rows: Tensor) -> Tensor:
-    """``rows.sum(1)`` as a product, which is faster."""
-    return rows.mT @ rows.new_ones(rows.shape[1])
 
 
 def is_pointwise(layer: nn.Conv2d) -> bool:

@@ -147,8 +147,7 @@ def check_state(
         if key == "step":
             check_whole(f"step of {name!r}", value, least=0)
             continue
-        one_number = key in SCALARS and isinstance(value, Tensor)
-        if not isinstance(value, Tensor) or value.shape != (() if one_number else p.shape):
+        if not isinstance(value, Tensor) or value.shape != (() if key in SCALARS else p.shape):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
                 f"{key} of {name!r} must be a tensor of shape {tuple(p.shape)}, got {shape}"

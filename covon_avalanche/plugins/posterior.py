@@ -148,7 +148,8 @@ class PosteriorPlugin(SupervisedPlugin):
                 best = getattr(plugin, "best_state", None)
                 if isinstance(plugin, EarlyStoppingPlugin) and best is not self._best[0]:
                     self._best = best, best and copy.deepcopy(strategy.optimizer.state_dict())
-            self._open_sample(strategy, train=True)
+            self._sample = strategy.optimizer.sampled_params()
+            self._sample.__enter__()
             self._has_sampled = True
 
     def before_update(self, strategy: Any, **kwargs: Any) -> None:
@@ -216,7 +217,8 @@ class PosteriorPlugin(SupervisedPlugin):
         """Replace the weights by a sample, with ``eval_samples``; the same for all batches."""
         if self._averages_samples(strategy):
             strategy.optimizer.param_groups[0]["noise_draws"] = self._draws
-            self._open_sample(strategy, train=False)
+            self._sample = strategy.optimizer.sampled_params(False, self.eval_temperature)
+            self._sample.__enter__()
 
     def after_eval_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Average the probabilities over the samples."""
@@ -234,11 +236,6 @@ class PosteriorPlugin(SupervisedPlugin):
 
     def _averages_samples(self, strategy: Any) -> bool:
         return self.eval_samples > 0 and strategy.optimizer.can_sample
-
-    def _open_sample(self, strategy: Any, train: bool) -> None:
-        temperature = 1.0 if train else self.eval_temperature
-        sample = self._sample = strategy.optimizer.sampled_params(train, temperature)
-        sample.__enter__()
 
     def _discard(self, strategy: Any) -> None:
         self._sample = None

@@ -112,10 +112,10 @@ def check_gaussian(name: str, mean: Tensor, precision: Tensor, zero: bool = Fals
         )
 
 
-def check_gamma(gamma: float, name: str = "gamma") -> None:
-    """Raise unless the merging coefficient is positive; warn if one of the mean is above 1."""
-    check_positive(name, gamma)
-    if gamma > 1 and name == "gamma":
+def check_gamma(gamma: float) -> None:
+    """Raise unless the merging coefficient of the mean is positive; warn if it is above 1."""
+    check_positive("gamma", gamma)
+    if gamma > 1:
         warnings.warn(f"gamma={gamma} is above 1: over-relaxed merging", stacklevel=3)
 
 
@@ -166,7 +166,7 @@ def merge(
     """
     check_gamma(gamma)
     if gamma_precision is not None:
-        check_gamma(gamma_precision, "gamma_precision")
+        check_positive("gamma_precision", gamma_precision)
     _check_fit("both Gaussians", prior.mean, posterior.mean)
     means, precisions = {}, {}
     for name, mean in posterior.mean.items():
