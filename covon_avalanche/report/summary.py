@@ -199,10 +199,8 @@ class Comparison:
         for run in self.runs[self.runs["evaluated"] == "test"].to_dict("records"):
             key = " + ".join(map(str, run["counts"])), frozenset(run["class_accuracy"])
             by_data.setdefault(key, f"{run['label']} with seed {run['seed']}")
-        named = {images for images, names in by_data if names}
-        for images, names in list(by_data):
-            if not names and images in named:  # results of earlier versions lack the names
-                del by_data[images, names]
+        for images in {images for images, names in by_data if names}:
+            by_data.pop((images, frozenset()), None)  # results of earlier versions lack the names
         if len(by_data) < 2:
             return []
         known = [names for _, names in by_data if names]
