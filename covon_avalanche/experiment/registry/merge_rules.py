@@ -111,11 +111,7 @@ class KFACMerge(MergeSettings):
     rule: Literal["kfac"]
 
 
-def _as_table(merge: Any) -> Any:
-    return {"rule": merge} if isinstance(merge, str) else merge
-
-
-_table = BeforeValidator(_as_table)
+_table = BeforeValidator(lambda merge: {"rule": merge} if isinstance(merge, str) else merge)
 _ForAnyOptimizer = NoMerge | Average | EMA | FisherMerge | CoFiMA | MagMax | RegMean | KFACMerge
 Merge = Annotated[_ForAnyOptimizer, Field(discriminator="rule"), _table]
 CoVONMerge = Annotated[Eq8 | Replace | _ForAnyOptimizer, Field(discriminator="rule"), _table]
