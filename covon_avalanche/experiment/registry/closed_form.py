@@ -78,10 +78,8 @@ class Ridge(ClosedForm):
         return RidgeClassifier(
             width,
             num_classes,
-            projection=self.projection,
+            **self.only("projection", "select", "folds"),
             standardize=bool(self.standardize),
-            select=self.select,
-            folds=self.folds,
             ridge_from=self.ridge_from or "last",
             seed=int(torch.randint(2**31, (), device="cpu")),  # decided by the run's seed
         )
