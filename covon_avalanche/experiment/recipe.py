@@ -94,13 +94,12 @@ class Recipe(Table):
     @classmethod
     def _of_strategies(cls, search: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         known = info.data.get("strategies", {})
-        for name, space in search.items():
-            if known and name not in known:
+        for name, space in search.items() if known else ():  # unless these are invalid
+            if name not in known:
                 similar = did_you_mean(name, known)
                 names = ", ".join(known)
                 raise ValueError(f"there is no strategy {name!r}; known are {names}{similar}")
-            if known:
-                check_space(name, known[name], space)
+            check_space(name, known[name], space)
         return search
 
 
