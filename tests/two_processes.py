@@ -62,7 +62,7 @@ def train(kind, rank=0, world=1, wrap=lambda model, mesh: model, mesh=None):
     optimizer = OPTIMIZERS[kind](model.named_parameters(), torch.Generator().manual_seed(5))
     share = x.chunk(world)[rank], y.chunk(world)[rank]
     for _ in range(2):
-        train_task(optimizer, wrapped, share, steps=6)
+        train_task(optimizer, wrapped, share)
     with torch.no_grad(), optimizer.sampled_params(train=False):
         sampled = wrapped(x)
     posterior, prior = optimizer.posterior(), optimizer.prior()
@@ -98,13 +98,13 @@ def batch_of_five():
 def check_resuming(folder, mesh=None, made=made):
     """A second task, straight on and by a checkpoint into fresh objects, is the same bit by bit."""
     batch = batch_of_five()
-    for gathered, steps in ((True, 3), (False, 3), (False, 0)):  # 0: between two tasks
+    for gathered, steps in ((True, 1), (False, 1), (False, 0)):  # 0: between two tasks
         options = StateDictOptions(full_state_dict=gathered)
         found = []
         for restarts in (False, True):
             torch.manual_seed(0)
             model, optimizer = made(mesh)
-            train_task(optimizer, model, batch, steps=4)
+            train_task(optimizer, model, batch, steps=2)
             for _ in range(steps):
                 train_step(optimizer, model, batch)
             if restarts:
@@ -125,7 +125,7 @@ def check_resuming(folder, mesh=None, made=made):
                 assert optimizer.param_groups[0]["lr"] == 0.01
             half = {state["prior_mean"].dtype for state in optimizer.state.values()}
             assert half == {torch.bfloat16 if made is made_bfloat16 else torch.float32}
-            for _ in range(3):
+            for _ in range(2):
                 train_step(optimizer, model, batch)
             found.append(optimizer.posterior())
         straight, by_checkpoint = found
@@ -145,7 +145,7 @@ def continue_alone(folder, steps, made=made):
     checkpoint.load(state, checkpoint_id=f"{folder}/after-{steps}")
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
-    for _ in range(3):
+    for _ in range(2):
         train_step(optimizer, model, batch_of_five())
     return optimizer.posterior()
 
@@ -200,7 +200,6 @@ def work(rank: int, folder: str) -> None:
         check_uneven(kind, rank, mesh)
     check_given_prior(mesh)
     check_resuming(f"{folder}/papers", mesh)
-    check_resuming(f"{folder}/natural", mesh, made_natural)
     check_resuming(f"{folder}/bfloat16", mesh, made_bfloat16)
     model, optimizer = made(mesh, betas=(0.9, 1 - 1e-9))
     train_step(optimizer, model, (torch.ones(24, 5), torch.arange(24) % 3))

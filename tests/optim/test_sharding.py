@@ -13,7 +13,6 @@ from two_processes import (
     continue_alone,
     made,
     made_bfloat16,
-    made_natural,
     train,
     work,
 )
@@ -36,9 +35,8 @@ def test_two_processes_equal_one(tmp_path):
             for tensors, expected in zip(found, alone, strict=True):
                 rtol = 2**-7 if "bfloat16" in kind else 1e-4  # few entries are rounded otherwise
                 torch.testing.assert_close(tensors, expected, rtol=rtol, atol=rtol / 10)
-    makes = {"papers": made, "natural": made_natural, "bfloat16": made_bfloat16}
-    for folder, make in makes.items():
-        for steps in (3, 0):
+    for folder, make in {"papers": made, "bfloat16": made_bfloat16}.items():
+        for steps in (1, 0):
             straight = DiagGaussian.load(tmp_path / folder / f"straight-{steps}.safetensors")
             alone = continue_alone(tmp_path / folder, steps, make)
             for field in ("mean", "precision"):
@@ -47,7 +45,7 @@ def test_two_processes_equal_one(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("make", [made, made_natural, made_bfloat16])
+@pytest.mark.parametrize("make", [made, made_bfloat16])
 def test_a_state_of_torch_distributed_checkpoint_fits_into_a_fresh_optimizer(tmp_path, make):
     check_resuming(tmp_path, made=make)
 
