@@ -133,6 +133,5 @@ def train_vcl(plugin, others=(), n_experiences=3, frozen=()):
         model.get_parameter(name).requires_grad_(False)
     strategy = make_naive(model, make_vcl(model.named_parameters()), plugin, *others)
     torch.manual_seed(5)
-    for experience in toy_benchmark(n_experiences).train_stream:
-        strategy.train(experience)
+    strategy.train(toy_benchmark(n_experiences).train_stream)
     return strategy

@@ -48,8 +48,7 @@ def test_covon_predicts_with_the_retrained_layer_and_learns_from_its_prior():
 
     aligned = ClassifierAlignmentPlugin(samples=8), Watch(after_training_exp=after)
     strategy = make_strategy("covon", model, plugins=[first, *aligned])
-    for experience in toy_benchmark(3).train_stream:
-        strategy.train(experience)
+    strategy.train(toy_benchmark(3).train_stream)
     for t in (1, 2):
         assert same(means[t], ends[t])
         changed = {name for name, p in ends[t].items() if not torch.equal(p, priors[t][name])}

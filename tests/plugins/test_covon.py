@@ -102,8 +102,7 @@ def test_a_task_is_all_the_data_that_the_strategy_trains_on(cls):
     optimizer = CoVON(model.named_parameters())
     stream = toy_benchmark(2).train_stream
     strategy = make_naive(model, optimizer, CoVONPlugin(), cls=cls, train_mb_size=96)
-    for task in [stream] if cls is JointTraining else stream:
-        strategy.train(task)
+    strategy.train(stream)
     assert optimizer.param_groups[0]["examples"] == 96
     data = torch.cat([columns(experience)[0] for experience in stream])
     torch.testing.assert_close(model[1].running_mean, model[0](data).mean(0).detach())

@@ -11,8 +11,7 @@ from covon_avalanche.plugins import DUCTPlugin
 
 def train(model, *plugins, n_experiences=3):
     strategy = make_naive(model, sgd_by_part(model, 0.1), *plugins, train_epochs=5)
-    for experience in toy_benchmark(n_experiences).train_stream:
-        strategy.train(experience)
+    strategy.train(toy_benchmark(n_experiences).train_stream)
     return strategy
 
 

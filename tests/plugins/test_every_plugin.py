@@ -132,8 +132,7 @@ def test_task_labels_are_not_needed(name):
     for stream in (labelled, benchmark_from_datasets(train=plain).train_stream):
         strategy = strategy_of(name)
         torch.manual_seed(0)
-        for experience in stream:
-            strategy.train(experience)
+        strategy.train(stream)
         found.append(weights(strategy.model))
         memories = [p._memory for p in strategy.plugins if isinstance(p, TDVCLPlugin)]
         assert not any(task.any() for memory in memories for *_, task in memory)
@@ -257,8 +256,7 @@ ANCHORS = {"ewc": 0, "mas": 0, "si": 2, "rwalk": 6}
 def test_what_is_kept_is_counted(name, kept):
     for tasks in (3, 5) if name in ANCHORS else (3,):
         strategy = strategy_of(name, footprint := MemoryFootprint())
-        for experience in toy_benchmark(tasks).train_stream:
-            strategy.train(experience)
+        strategy.train(toy_benchmark(tasks).train_stream)
         parameters = 90 + 3 * 40 + 1 if name == "duct" else 134
         assert footprint.ratio == pytest.approx(1 + kept / parameters)
 
@@ -268,8 +266,7 @@ def test_what_is_kept_is_counted(name, kept):
 def test_domains_of_one_class_or_one_image_of_a_class(name, rows):
     strategy = strategy_of(name)
     parts = [experience.dataset.subset(rows) for experience in toy_benchmark(2).train_stream]
-    for experience in benchmark_from_datasets(train=parts).train_stream:
-        strategy.train(experience)
+    strategy.train(benchmark_from_datasets(train=parts).train_stream)
     assert all(p.isfinite().all() for p in strategy.model.parameters())
 
 

@@ -87,8 +87,7 @@ def test_each_domain_starts_with_a_new_state_of_the_optimizer():
         after_training_epoch=lambda s: held.append(len(s.optimizer.state)),
     )
     naive = make_naive(model, optimizer, PromptPlugin(), watch, train_epochs=1)
-    for experience in toy_image_benchmark(2).train_stream:
-        naive.train(experience)
+    naive.train(toy_image_benchmark(2).train_stream)
     assert held == [0, 3, 0, 3]  # prompts, weight and bias
 
 

@@ -231,8 +231,7 @@ def test_every_training_forward_is_in_training_mode(name):
     strategy = make_naive(model, sgd(model), PLUGINS[name](), watch, step)
     calls = []
     model[3].register_forward_hook(lambda layer, x, y: calls.append(layer.training))
-    for experience in toy_benchmark(EXPERIENCES).train_stream:
-        strategy.train(experience)
+    strategy.train(toy_benchmark(EXPERIENCES).train_stream)
     assert all(seen)
     assert len(seen) == 2 * 2 * 3 * EXPERIENCES
     assert sum(calls) == 2 * 3 * EXPERIENCES  # no second forward pass in a step

@@ -34,8 +34,7 @@ def train(plugin):
     first = Watch(before_training_epoch=start, after_training_exp=before)
     last = Watch(after_training_exp=lambda s: copies[2].append(copy.deepcopy(model)))
     strategy = make_naive(model, sgd_by_part(model), first, plugin, last)
-    for experience in toy_benchmark().train_stream:
-        strategy.train(experience)
+    strategy.train(toy_benchmark().train_stream)
     return model, copies, states
 
 
