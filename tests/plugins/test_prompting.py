@@ -9,7 +9,7 @@ from toy_vits import CLASSES, toy_image_benchmark, toy_vit
 from toys import Watch, columns, make_naive
 
 from covon_avalanche import CoVONPlugin
-from covon_avalanche.plugins import PromptPlugin, SchedulePlugin
+from covon_avalanche.plugins import PromptPlugin
 from covon_avalanche.prompting import SPrompts
 
 
@@ -48,23 +48,6 @@ def test_the_methods_own_loss_is_added():
 def test_a_model_can_be_copied_in_training():
     model, _ = one_step(PromptPlugin())
     assert same(weights(copy.deepcopy(model)), weights(model))
-
-
-def test_the_first_domain_may_have_epochs_rate_and_decay_of_its_own():
-    found = []
-
-    def note(strategy):
-        group = strategy.optimizer.param_groups[0]
-        found.append((group["lr"], group["weight_decay"]))
-
-    model = SPrompts(toy_vit(), 3)
-    first = {"epochs": 3, "lr": 0.01, "weight_decay": 0.5}
-    schedule = SchedulePlugin([first, {"epochs": 1, "lr": 0.2, "weight_decay": 0.1}])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch = Watch(before_training_epoch=note)
-    strategy = make_naive(model, optimizer, schedule, PromptPlugin(), watch)
-    strategy.train(toy_image_benchmark(3).train_stream)
-    assert found == [(0.01, 0.5)] * 3 + [(0.2, 0.1)] * 2
 
 
 def test_the_common_norm_of_gradients_is_clipped():

@@ -237,19 +237,6 @@ def test_every_training_forward_is_in_training_mode(name):
     assert sum(calls) == 2 * 3 * EXPERIENCES  # no second forward pass in a step
 
 
-def test_ewc_is_not_affected_by_the_order_of_the_data_nor_by_its_batches(double_loader):
-    """Avalanche's squares batch gradients, so that sorted classes give another importance."""
-    found = []
-    for size in (1, 16, 48):
-        plugin, model = EWCPlugin(0.0), toy_model().double()
-        fixed = torch.optim.SGD(model.parameters(), lr=0.0)
-        strategy = make_naive(model, fixed, plugin, ToDouble(), train_mb_size=size)
-        strategy.train(toy_benchmark(1).train_stream)
-        found.append(plugin.anchor.precision)
-    for other in found[1:]:
-        torch.testing.assert_close(dict(other), dict(found[0]))
-
-
 def test_paths_and_squares_of_bfloat16_weights_are_summed_in_float32():
     """Over 300 steps, in which sums in bfloat16 lose several per cent."""
     model, steps = toy_model().bfloat16(), {}

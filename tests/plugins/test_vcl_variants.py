@@ -98,13 +98,7 @@ def test_the_evcl_plugin_adds_up_exact_fishers_at_each_mean():
 
     strategy = train_vcl(EVCLPlugin(strength=2.0), [Watch(after_training_exp=fisher_by_itself)])
     assert len(found) == 3
+    assert strategy.optimizer.param_groups[0]["importance_strength"] == 2.0
     for name, p in strategy.model.named_parameters():
         importance = strategy.optimizer.state[p]["importance"]
         torch.testing.assert_close(importance, sum(f[name] for f in found))
-
-
-def test_evcl_without_strength_is_vcl():
-    plugins = EVCLPlugin(strength=0.0), VCLPlugin(), EVCLPlugin(strength=5.0)
-    none, vcl, five = (weights(train_vcl(plugin).model) for plugin in plugins)
-    assert same(none, vcl)
-    assert not same(none, five)
