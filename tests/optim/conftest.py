@@ -5,14 +5,13 @@ from functools import partial
 import pytest
 from toy_optimizers import make_covon, make_vcl
 
-IMPLEMENTATIONS = ("reference", "foreach", "compiled")
 EACH = {
     name: partial(make_covon, implementation=name, hess_approx="gradsq", batch_size=16)
-    for name in IMPLEMENTATIONS
+    for name in ("foreach", "compiled")
 }
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
+@pytest.fixture(params=["reference", *EACH])
 def implementation(request):
     return request.param
 
@@ -24,5 +23,6 @@ def make(request):
 
 @pytest.fixture(params=[*EACH.values(), make_vcl], ids=[*EACH, "BayesByBackprop"])
 def make_each(request):
-    """With each implementation of CoVON."""
+    """With each way to draw and to step: multi-tensor operations, the CPU kernel, and parameter by
+    parameter, which CoVON's reference has in common with BayesByBackprop."""
     return request.param
