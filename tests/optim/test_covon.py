@@ -34,15 +34,14 @@ class AntitheticCoVON(Antithetic, CoVON):
     """Exact expectations for quadratic losses."""
 
 
-@pytest.mark.parametrize("implementation", ["reference", "foreach"])
-def test_conjugate_regression_gives_the_exact_sequential_posterior(implementation):
+def test_conjugate_regression_gives_the_exact_sequential_posterior():
     """gamma = 1: after each of three tasks mean and precision are those of Bayes' rule."""
     tasks = [regression_task(seed) for seed in range(3)]
     torch.manual_seed(0)
     model = nn.Linear(4, 1, bias=False).double()
     options = dict(ess=64, lr=0.2, hess_init=1.0, betas=(0.0, 0.8), weight_decay=0.05, gamma=1.0)
     options |= dict(mc_samples=2, hess_approx="reparam", clip_radius=float("inf"))
-    options |= dict(generator=torch.Generator().manual_seed(0), implementation=implementation)
+    options |= dict(generator=torch.Generator().manual_seed(0), implementation="reference")
     optimizer = AntitheticCoVON(model.parameters(), **options)
     for task, (mean, precision) in zip(tasks, exact_posterior(tasks, 0.05), strict=True):
         for _ in range(130):
@@ -152,23 +151,22 @@ def test_three_tasks_match_the_float64_reference(implementation, dtype, case):
         assert relative.abs().max() < rtol
 
 
-@pytest.mark.parametrize("implementation", ["reference", "foreach"])
-def test_the_first_task_follows_ivon_opt_with_the_same_noise(implementation):
+def test_the_first_task_follows_ivon_opt_with_the_same_noise():
     ivon = pytest.importorskip("ivon", reason="the optional peer ivon-opt is not installed")
     torch.manual_seed(0)
     ours, theirs = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
     theirs.load_state_dict(ours.state_dict())
     x, y = torch.randn(20, 6).double(), torch.randint(3, (20,))
     shared = dict(lr=0.1, ess=200.0, hess_init=0.25, weight_decay=1e-2, clip_radius=0.5)
-    own = dict(betas=(0.9, 0.99), hess_approx="reparam", implementation=implementation)
+    own = dict(betas=(0.9, 0.99), hess_approx="reparam", implementation="reference")
     a = CoVON(ours.parameters(), **own, **shared)
     b = ivon.IVON(theirs.parameters(), beta1=0.9, beta2=0.99, rescale_lr=False, **shared)
     noise = []
-    for step in range(100):  # ivon-opt draws one vector, parameter by parameter
+    for step in range(30):  # ivon-opt draws one vector, parameter by parameter
         flat = torch.randn(21, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         noise += [flat[:18].view(3, 6), flat[18:]]
     with given_noise(noise):
-        for step in range(100):
+        for step in range(30):
             for model, optimizer in ((ours, a), (theirs, b)):
                 torch.manual_seed(step)
                 with optimizer.sampled_params(train=True):

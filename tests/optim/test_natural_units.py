@@ -270,15 +270,14 @@ def numpy_reference(start, gradients, noise, scales, ess, settings, approx):
 
 
 @pytest.mark.parametrize("approx", ["gradsq", "reparam"])
-@pytest.mark.parametrize("implementation", ["reference", "foreach"])
-def test_two_tasks_match_numpy(implementation, approx):
+def test_two_tasks_match_numpy(approx):
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(2, 60))
     curvature = rng.uniform(0.5, 2, size=60)
     p = nn.Parameter(torch.tensor(rng.normal(size=60)))
     optimizer = make(
         [("w", p)], noise=0.1, prior_width=0.5, data_precision=100.0, hess_approx=approx,
-        betas=(0.9, 0.99), clip_radius=2.0, implementation=implementation,
+        betas=(0.9, 0.99), clip_radius=2.0, implementation="reference",
     )  # fmt: skip
     m = p.detach().numpy().copy()
     r = np.sqrt(np.mean(m**2))
@@ -320,7 +319,6 @@ def test_two_tasks_match_numpy(implementation, approx):
     [
         ("gradsq", torch.float64, "foreach", 3, 10, 1e-9, 2e-11),
         ("reparam", torch.float64, "foreach", 3, 10, 1e-9, 2e-11),
-        ("gradsq", torch.float32, "foreach", 3, 10, 1e-3, 2e-5),
         ("gradsq", torch.float32, "compiled", 3, 10, 1e-3, 2e-5),
         ("reparam", torch.float32, "compiled", 1, 1, 1e-4, 1e-7),  # whose noise amplifies rounding
     ],
