@@ -293,21 +293,6 @@ def test_predictions_given_means_and_saved_gaussians(tmp_path):
     assert {value.dtype for value in following.state[p].values()} == {torch.bfloat16}
 
 
-def test_a_grown_parameter_keeps_its_prior():
-    net = nn.Linear(3, 2)
-    optimizer = make(net, bfloat16_prior=True)
-    train(net, optimizer, 2)
-    optimizer.consolidate()
-    saved = optimizer.state[net.weight]
-    larger = nn.Linear(3, 4)
-    fresh = make(larger, bfloat16_prior=True)
-    fresh.restore_state(larger.weight, saved)
-    state = fresh.state[larger.weight]
-    for key in PRIOR:
-        assert state[key].dtype == torch.bfloat16
-        assert torch.equal(state[key][:2], saved[key])
-
-
 @pytest.mark.parametrize(
     ("dtype", "half"),
     [*((d, True) for d in (torch.float32, torch.float64, torch.bfloat16)), (torch.bfloat16, False)],

@@ -429,15 +429,20 @@ def test_a_state_in_the_papers_units_is_loaded_with_its_units():
     assert equal(model.parameters(), other.parameters())
 
 
-def test_a_grown_parameter_keeps_its_state():
+@pytest.mark.parametrize("half", [False, True])
+def test_a_grown_parameter_keeps_its_state(half):
     small, large = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4, 3))
-    optimizer = make([small], "scratch")
+    optimizer = make([small], "scratch", batch_size=1, bfloat16_prior=half)
+    step_on(optimizer, lambda: (small**2).sum())
+    optimizer.consolidate()
     step_on(optimizer, lambda: (small**2).sum())
     saved = optimizer.state[small]
-    grown = make([large], "scratch")
+    grown = make([large], "scratch", bfloat16_prior=half)
     grown.param_groups[0].update(ess_per_example=optimizer.param_groups[0]["ess_per_example"])
     grown.restore_state(large, saved)
-    assert grown.state[large]["hess"][:2].equal(saved["hess"])
+    for key in ("hess", "prior_mean", "prior_precision"):
+        assert grown.state[large][key].dtype == saved[key].dtype
+        assert grown.state[large][key][:2].equal(saved[key])
     assert grown.state[large]["step_square"].equal(saved["step_square"])
     before = saved["step_square"].clone()
     step_on(grown, lambda: (large**2).sum())
