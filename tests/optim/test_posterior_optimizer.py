@@ -386,17 +386,6 @@ class TestStepping:
         train_step(by_hand, linear, batch)
         assert same(weights(model), weights(linear))
 
-    def test_gradients_accumulate_over_steps_when_nobody_clears_them(self, make, linear, batch):
-        """As with Adam."""
-        optimizer, sizes = make(linear.parameters()), []
-        for _ in range(3):
-            with optimizer.sampled_params():
-                linear(batch[0]).sum().backward()
-            sizes.append(linear.weight.grad.abs().clone())
-            optimizer.step()
-        assert (sizes[0] < sizes[1]).all()
-        assert (sizes[1] < sizes[2]).all()
-
     def test_backward_passes_through_weights_that_have_changed_are_errors(self, make_each, batch):
         """After the end of their sample, or a step."""
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
