@@ -1,7 +1,6 @@
 """Squared gradients, against a loop over single examples."""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -200,7 +199,7 @@ def test_weights_that_a_layer_computes_from_parameters_of_its_own_are_exact():
 def test_sizes_are_the_loops_in_all_batches_and_chunks(case, function, size, monkeypatch):
     _, model, x, y = case
     expected = by_loop(model, x, y, size=size)
-    for sizes, chunk in itertools.product(([7], [3, 4]), (fisher._CHUNK, 1)):
+    for sizes, chunk in (([7], fisher._CHUNK), ([3, 4], 1)):
         batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
         monkeypatch.setattr(fisher, "_CHUNK", chunk)
         found = function(model, batches, F.cross_entropy)
@@ -210,13 +209,14 @@ def test_sizes_are_the_loops_in_all_batches_and_chunks(case, function, size, mon
 
 def test_the_expectation_over_predicted_labels_is_the_weighted_sum_over_all_labels(case):
     _, model, x, y = case
+    x, y = x[:3], y[:3]
     expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     p = copy.deepcopy(model).eval()(x).softmax(1).detach()
     for i in range(len(y)):
         for label in range(4):
             one = by_loop(model, x[i : i + 1], torch.tensor([label]))
             expected = {n: e + p[i, label] * one[n] / len(y) for n, e in expected.items()}
-    batches = list(zip(x.split(3), y.split(3), strict=True))
+    batches = list(zip(x.split(2), y.split(2), strict=True))
     torch.testing.assert_close(expected_squared_gradients(model, batches), expected)
 
 
