@@ -236,8 +236,13 @@ def test_a_recipe_runs_and_resumes_bit_exactly(kind, tmp_path):
     needs_text = KINDS[kind](kind=kind, lr=0.01).needs_text
     backbone = add_tiny_clip(tmp_path) if needs_text else "timm/test_vit"
     recipe = recipe_of(kind, backbone)
+RESUMED = {"l2p", "s-iprompts", "soyo", "hedp"}
+"""One method for each sort of state: a pool, centres or mixtures of domains, contexts of texts."""
+
+
     undisturbed = run_strategy(recipe, kind, 0, tmp_path)
-    stops = [0, 4]  # one inside each domain
-    result = run_with_stops(recipe, kind, tmp_path, stops, tmp_path)
-    assert reproducible(result) == reproducible(undisturbed)
-    assert result.resumed == 2
+    if kind in RESUMED:
+        stops = [0, 4]  # one inside each domain
+        result = run_with_stops(recipe, kind, tmp_path, stops, tmp_path)
+        assert reproducible(result) == reproducible(undisturbed)
+        assert result.resumed == 2
