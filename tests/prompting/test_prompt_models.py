@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from functools import cache
 
 import pytest
 import torch
@@ -96,11 +97,17 @@ def test_a_domain_trains_its_own_parameters_alone(method):
         assert others == {"domains"}
 
 
+@cache
+def after_two_domains(method):
+    """A model to be copied."""
+    return trained(METHODS[method](), domains=2)
+
+
 @each
 def test_domains_that_have_not_been_learned_take_no_part(method):
     untrained, x = METHODS[method]().eval(), some_images()
     assert untrained(x).isfinite().all()
-    model = trained(METHODS[method](), domains=2)
+    model = copy.deepcopy(after_two_domains(method))
     shared = own_parameters(method, model, 0) & own_parameters(method, model, 1)
     with torch.no_grad():
         before = model(x)
@@ -143,7 +150,7 @@ def test_a_state_loaded_within_a_domain_is_trained_on_as_it_would_have_been(meth
 @each
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_model_can_be_converted_between_domains(method, dtype):
-    model, x = trained(METHODS[method](), domains=2), some_images()
+    model, x = after_two_domains(method), some_images()
     converted = copy.deepcopy(model).to(dtype)
     with torch.no_grad():
         same, within = model(x), 1e-3 if dtype == torch.float64 else 1.0
@@ -229,6 +236,10 @@ def recipe_of(kind, backbone):
     return small_recipe(strategies, **images, train_mb_size=5, epochs=1)
 
 
+RESUMED = {"l2p", "s-iprompts", "soyo", "hedp"}
+"""One method for each sort of state: a pool, centres or mixtures of domains, contexts of texts."""
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", PROMPTING)
 def test_a_recipe_runs_and_resumes_bit_exactly(kind, tmp_path):
@@ -236,10 +247,6 @@ def test_a_recipe_runs_and_resumes_bit_exactly(kind, tmp_path):
     needs_text = KINDS[kind](kind=kind, lr=0.01).needs_text
     backbone = add_tiny_clip(tmp_path) if needs_text else "timm/test_vit"
     recipe = recipe_of(kind, backbone)
-RESUMED = {"l2p", "s-iprompts", "soyo", "hedp"}
-"""One method for each sort of state: a pool, centres or mixtures of domains, contexts of texts."""
-
-
     undisturbed = run_strategy(recipe, kind, 0, tmp_path)
     if kind in RESUMED:
         stops = [0, 4]  # one inside each domain
