@@ -55,7 +55,7 @@ def test_conjugate_regression_gives_the_exact_sequential_posterior():
 
 DTYPES = torch.float64, torch.float32
 ESS, HESS_INIT, GAMMA = (50.0, 80.0, 60.0), (0.3, 0.2, 0.1), (0.7, 0.3, 1.0)
-STEPS = 15
+STEPS = 10
 COMMON = dict(lr=0.1, weight_decay=0.02, betas=(0.9, 0.95), clip_radius=0.05)
 COMMON |= dict(mc_samples=1, prior_mean="zero", hess_approx="gradsq", batch_size=32)
 

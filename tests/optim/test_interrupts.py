@@ -176,7 +176,7 @@ def test_an_interrupt_where_no_grad_begins_or_ends_leaves_gradients_on(request):
     total = count
     assert total > 100
     try:
-        for at in range(1, total + 1):
+        for at in range(1, total + 1, 2):  # one that is open is so for several moments
             attempt(at)
             assert torch.is_grad_enabled(), at
     finally:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from avalanche.benchmarks import benchmark_from_datasets, nc_benchmark
 from avalanche.training.supervised import ICaRL
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from toys import QUIET, Watch, columns, make_naive, tensor_dataset, toy_benchmark, toy_model
@@ -23,6 +23,7 @@ def icarl(mem_size=24, lr=0.01, plugins=(), **options):
     return make_naive(model, optimizer, plugin, *plugins, **options), plugin
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 2**16))
 def test_herding_is_greedy_and_its_beginning_is_a_choice_too(n, count, seed):
     features = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=float)
