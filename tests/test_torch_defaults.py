@@ -1,4 +1,5 @@
-"""Torch's global default dtype and device change nothing that is computed with given tensors."""
+"""Torch's global default dtype and device change nothing that is computed with given tensors, and
+nothing is computed in float64 on devices that have none."""
 
 import copy
 from contextlib import contextmanager
@@ -7,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy_merging import RULES, Net, images
 from toy_optimizers import make_covon, make_vcl, nll, weights
 from toy_prompting import ON_A_VIT
 from toy_vits import toy_vit
 
-from covon_avalanche import CoVON
+from covon_avalanche import CoVON, float64
 from covon_avalanche.closed_form import NearestClassMean, RidgeClassifier
 from covon_avalanche.evaluation.calibration import CalibrationSums
 from covon_avalanche.merging import Task
@@ -80,6 +82,9 @@ def trained(make, dtype) -> list[torch.Tensor]:
     for _ in range(2):
         for _ in range(3):
             optimizer.step(loss)
+        if isinstance(optimizer, CoVON):
+            optimizer.diagnostics()
+        optimizer.load_state_dict(optimizer.state_dict())
         if not isinstance(optimizer, UPGD):
             optimizer.consolidate()
     state = [v for p in net.parameters() for v in optimizer.state[p].values()]
@@ -93,6 +98,26 @@ def test_optimizers_draw_and_step_as_without_other_defaults(make, dtype):
     for other in OTHERS:
         with default(other):
             assert_same(trained(make, dtype), expected)
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """Raises PyTorch's error of Apple's GPUs for every tensor in float64."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.dtype == torch.float64:
+            raise TypeError(f"Cannot convert a MPS Tensor to float64 dtype: {func}")
+        return found
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_optimizers_train_where_there_is_no_float64(make, monkeypatch):
+    expected = trained(make, torch.float32)
+    monkeypatch.setattr(float64, "_SUPPORTED", frozenset())
+    with WithoutFloat64():
+        found = trained(make, torch.float32)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", RULES)
