@@ -7,7 +7,7 @@ from made_up_results import made_up, stored
 
 from covon_avalanche import accuracy_matrix, load_results
 from covon_avalanche.experiment.result import Result, ResultError
-from covon_avalanche.report import figures, write_report
+from covon_avalanche.report import write_report
 from covon_avalanche.report.results import read_results
 
 
@@ -131,8 +131,8 @@ def test_every_changed_digit_of_a_stored_result_is_found(tmp_path):
         assert Result.parse(layout, "r.json") == run
 
 
-def test_results_without_a_checksum_are_said_to_be_unchecked_and_stay_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "rendered", lambda figure, form: form.encode())
+@pytest.mark.usefixtures("undrawn")
+def test_results_without_a_checksum_are_said_to_be_unchecked_and_stay_so(tmp_path):
     run = made_up("covon", 0, [[0.5]])
     (tmp_path / "result.json").write_text(run.model_dump_json())  # of an earlier version
     old = Result.load(tmp_path / "result.json")
