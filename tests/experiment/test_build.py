@@ -162,14 +162,6 @@ def test_a_table_whose_domains_to_train_and_to_test_differ_is_refused(tmp_path):
         run_strategy(image_recipe(stream=stream), "covon-paper", 0, tmp_path)
 
 
-def test_relative_paths_of_weights_are_below_the_data_folder(tmp_path):
-    pacs(tmp_path / "PACS")
-    model = {"backbone": "squeezenet", "weights": "weights/mine.safetensors"}
-    recipe = image_recipe("pacs", stream={"name": "PACS", "domains": ["photo"]}, model=model)
-    with pytest.raises(ValueError, match=r"there is no file .*weights/mine\.safetensors"):
-        run_strategy(recipe, "finetune", 0, tmp_path)
-
-
 def test_networks_fit_the_image_size_and_images_are_normalised_for_the_backbone(tmp_path):
     pacs(tmp_path / "PACS")
     pixels = {}
