@@ -19,7 +19,7 @@ import pytest
 import torch
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
 from avalanche.training.utils import ParamData
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data.datapipes.iter import FileOpener
@@ -82,6 +82,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(values)
 def test_plain_values_come_back_equal_and_of_the_same_type(value):
     found = through({"value": value}, {"value": None})["value"]
