@@ -28,6 +28,7 @@ from covon_avalanche.cli import app
 from covon_avalanche.experiment import grid
 from covon_avalanche.experiment.recipe import shipped_recipes
 
+COMMANDS = typer.main.get_command(app)
 PLACEHOLDERS = {"RECIPE", "mine.toml", "my-pictures.toml", "strangers.toml"}
 PLACEHOLDERS |= {"searches/mine/best.toml"}
 
@@ -77,7 +78,7 @@ for encoding, sys.argv in {words!a}:
 
 def check_command(words: list[str], whole: bool = True) -> None:
     """Fail if the command, an option or a shipped recipe does not exist, or an option is wrong."""
-    command = typer.main.get_command(app)
+    command = COMMANDS
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         command, words = command.commands[words[0]], words[1:]
     options = {"--help", *(option for parameter in command.params for option in parameter.opts)}
