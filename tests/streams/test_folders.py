@@ -286,9 +286,10 @@ def test_listed_images_that_do_not_exist_are_errors_at_once(tmp_path, old, new, 
     DomainFolders(table, domains=["day"])
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-@pytest.mark.parametrize("slash", ["/", "\\"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(
+    ("separator", "slash", "encoding"),
+    [(",", "\\", "utf-8"), (";", "/", "utf-8-sig"), ("\t", "\\", "utf-8-sig")],
+)
 def test_tables_of_windows_are_read(tmp_path, monkeypatch, separator, slash, encoding):
     table = own(tmp_path, "csv")
     text = table.read_text().replace(",", separator).replace("/", slash).replace("train", "Train")
