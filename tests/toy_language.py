@@ -18,10 +18,11 @@ class Recording:
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-def gpt2(vocabulary: int, layers: int = 1, positions: int = 512):
+def gpt2(vocabulary: int, layers: int = 1, positions: int = 512, width: int = 16):
     """Without dropout; always the same weights."""
     torch.manual_seed(0)
-    sizes = dict(vocab_size=vocabulary, n_positions=positions, n_embd=16, n_layer=layers, n_head=2)
+    sizes = dict(vocab_size=vocabulary, n_positions=positions, n_embd=width)
+    sizes |= dict(n_layer=layers, n_head=2)
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropout, **ends))

@@ -7,15 +7,9 @@ import pytest
 import torch
 from language_memory import measure
 from safetensors.torch import load_file
+from toy_language import gpt2
 
-transformers = pytest.importorskip("transformers", reason="needs the extra language")
 WORDS = {"en": "the cat and the dog ", "de": "die Katze, der Hund ", "fr": "le chat, le chien "}
-
-
-def gpt2(vocabulary, width):
-    """Two layers with random weights."""
-    sizes = dict(n_positions=32, n_embd=width, n_layer=2, n_head=2)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=vocabulary, **sizes))
 
 
 @pytest.fixture
@@ -41,7 +35,7 @@ def test_every_byte_belongs_to_one_token(tokens):
 
 def test_covon_keeps_five_tensors_of_the_trained_weights():
     peft = pytest.importorskip("peft", reason="needs the extra language")
-    whole = gpt2(8000, 384)
+    whole = gpt2(8000, 2, 32, width=384)
     sizes = [p.numel() for p in whole.parameters()]
     largest = max(sizes) / sum(sizes)
     found = measure(whole)
@@ -63,5 +57,5 @@ def test_covon_keeps_five_tensors_of_the_trained_weights():
     ],
 )
 def test_what_methods_keep(method, dtype, kept):
-    found = measure(gpt2(1000, 128).to(dtype), method)
+    found = measure(gpt2(1000, 2, 32, width=128).to(dtype), method)
     assert found["kept"] == pytest.approx(kept, abs=0.01)
