@@ -12,17 +12,11 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
-from comparison import (
-    RESULTS,
-    ROOT,
-    compared,
-    mean_and_std,
-    origin,
-    replace_part,
-)
+from comparison import RESULTS, ROOT, compared, mean_and_std, origin, replace_part
 from scipy.stats import t as student_t
 
 from covon_avalanche.atomic_write import write_atomically
@@ -360,18 +354,22 @@ def title(name: str) -> str:
     return f"{TITLES[kind]}, lr {lr}"
 
 
+def searched_title(name: str) -> str | None:
+    """``None`` for strategies that are not shown beside presets."""
+    return f"{name}, searched" if name in BESIDE else None
+
+
 def first_try_table(stream: str) -> str:
     """A_T and BWT of presets without a search and of searched methods in each order, mean ±
-    standard deviation over the seeds."""
+    standard deviation over the seeds; those that were run again in float32 have their own rows."""
     parts = []
-    for order in (orders := FIRST_TRY[stream]):
-        own = load_results(RESULTS / f"first-try/{stream}-{order}.jsonl")
-        parts.append(own.assign(order=order, row=own["strategy"].map(title)))
-        file = RESULTS / stream / f"{order}.jsonl"
-        if file.exists():
-            found = load_results(file)
-            found = found[found["strategy"].isin(BESIDE)]
-            parts.append(found.assign(order=order, row=found["strategy"] + ", searched"))
+    for order, precision in product(orders := FIRST_TRY[stream], ("", "-float32")):
+        files = {f"first-try/{stream}-{order}": title, f"{stream}/{order}": searched_title}
+        for file, named in files.items():
+            if (whole := RESULTS / f"{file}{precision}.jsonl").exists():
+                own = load_results(whole)
+                rows = own["strategy"].map(named) + precision.replace("-", ", ")
+                parts.append(own.assign(order=order, row=rows).dropna(subset="row"))
     runs = pd.concat(parts, ignore_index=True)
     by_order = runs.groupby(["row", "order"])
     bwt = by_order["bwt"].mean().map(lambda value: f" ({100 * value:.1f})")

@@ -36,6 +36,8 @@ def test_tables(page, monkeypatch):
         ),
         ("first_try_pacs_vit", "first-try/pacs-vit-forward"),
         ("first_try_pacs_vit_reverse", "first-try/pacs-vit-reverse"),
+        ("first_try_pacs_vit_float32", "first-try/pacs-vit-forward-float32"),
+        ("first_try_pacs_vit_reverse_float32", "first-try/pacs-vit-reverse-float32"),
         ("first_try_permuted_mnist", "first-try/permuted-mnist-hard-results"),
     ],
 )
