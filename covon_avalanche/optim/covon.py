@@ -687,8 +687,9 @@ class CoVON(PosteriorOptimizer):
                 raise (problems or [ValueError("see the error of another process")])[0]
             if trained and not moved:
                 warnings.warn(
-                    "no weight has changed in this task: was lr 0? If a new schedule starts at the "
-                    "lr with which the last one ended, set lr in param_groups before creating it",
+                    "no weight has changed in this task: was lr 0, or the loss? If a new schedule "
+                    "starts at the lr with which the last one ended, set lr in param_groups before "
+                    "creating it",
                     stacklevel=2,
                 )
             self._buffers = {}  # their memory is needed now

@@ -32,7 +32,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from covon_avalanche.optim.fast_step import StepSettings
-from covon_avalanche.optim.natural_units import AVERAGING
+from covon_avalanche.optim.natural_units import AVERAGING, NO_GRADIENT
 
 GROUP = 1024
 _HALF = GROUP // 2
@@ -264,14 +264,17 @@ def fill_normal(address, size, key, number, first):
 
 @njit(**_INLINED)
 def _groups(sizes, first, stride):
-    """Yield parameter, tile, start and stop of each group that a thread works on."""
+    """Parameter, tile, start and stop of each group that a thread works on. A list, since numba's
+    generators never release their arrays."""
+    groups = []
     tile = 0
     for k in range(len(sizes)):
         for begin in range(0, sizes[k], _TILE):
             if tile % stride == first:
                 for start in range(begin, min(begin + _TILE, sizes[k]), GROUP):
-                    yield k, tile, start, min(start + GROUP, sizes[k])
+                    groups.append((k, tile, start, min(start + GROUP, sizes[k])))
             tile += 1
+    return groups
 
 
 @njit(inline="always")
@@ -380,7 +383,7 @@ def _inverse_rms(sizes, sums, running, weight, correction, factors):
             tile += 1
         square = _array_at(running[k], 1)
         square[0] += weight * (f32(total / sizes[k]) - square[0])
-        factors[k] = np.sqrt(correction / square[0]) if square[0] > 0 else f32(0)
+        factors[k] = np.sqrt(correction / square[0]) if square[0] > NO_GRADIENT else f32(0)
 
 
 @njit(**_INLINED)

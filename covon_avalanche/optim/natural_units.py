@@ -50,6 +50,9 @@ SIZES = {"examples", "ess_per_example"}
 _PAPERS = {"ess", "hess_init"}
 
 AVERAGING = 0.99  # of the squared raw steps
+NO_GRADIENT = 1e-20
+"""Squared raw steps below it count as 0: in a task that starts with a loss of zero, gradients would
+be rounding errors, and their squares underflow."""
 SCALARS = ("scale", "step_square")
 """State entries that are one number for a whole tensor."""
 _ALMOST_ZERO = 1e-3  # a root mean square below it, such as that of new biases and zero heads ...
@@ -150,9 +153,9 @@ def suitable_ess(
 
 
 def inverse_rms(running: Tensor, correction: Tensor | float) -> Tensor:
-    """One over the root mean square of the raw steps; 0 if all were 0.
+    """One over the root mean square of the raw steps; 0 if there was no gradient.
 
     :param running: running averages of the squared raw steps, loss; of any shape.
     :param correction: ``1 - AVERAGING**i`` after ``i`` steps, for their start at zero.
     """
-    return torch.where(running > 0, (correction / running).sqrt(), 0.0)
+    return torch.where(running > NO_GRADIENT, (correction / running).sqrt(), 0.0)

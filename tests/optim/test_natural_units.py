@@ -229,6 +229,20 @@ def test_a_task_of_few_steps_does_not_overshoot(implementation):
     assert (weight - 0.97).abs().max() < 0.011
 
 
+@pytest.mark.parametrize("factor", [1e-14, 1e-18, 1e-21, 1e-23])
+def test_a_task_that_is_learned_already_changes_nothing(implementation, factor):
+    """Squares of its gradients, which are rounding errors, underflow in float32."""
+    model, optimizer = fresh(batch_size=48, implementation=implementation)
+    train_task(optimizer, model, task(0))
+    before = copy.deepcopy(model)
+    for _ in range(3):
+        step_on(optimizer, lambda: factor * nll(model, task(1))())
+    assert equal(model.parameters(), before.parameters())
+    train_step(optimizer, model, task(1))
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert not equal(model.parameters(), before.parameters())
+
+
 def test_multiplying_the_loss_changes_only_the_pull_to_the_prior():
     """The effective sample size follows, and few steps hardly feel the pull."""
 
