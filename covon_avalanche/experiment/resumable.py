@@ -29,16 +29,17 @@ _log = logging.getLogger(__name__)
 class Resumable:
     """Mixin for Avalanche strategies, to be named before the strategy's own class.
 
-    Without a ``checkpointer`` it changes nothing. With one, ``train`` may resume inside an
-    experience: the callbacks before the first epoch run as usual (they create loaders and closures,
-    which are not stored), then everything is set to the stored values.
+    Without a ``checkpointer``, or with a ``_train_exp`` of the strategy's own, it changes nothing.
+    Otherwise ``train`` may resume inside an experience: the callbacks before the first epoch run as
+    usual (they create loaders and closures, which are not stored), then everything is set to the
+    stored values.
     """
 
     checkpointer: ClassVar[Checkpointer | None] = None
 
     def _train_exp(self, experience: Any, eval_streams: Any = None, **kwargs: Any) -> None:
         strategy: Any = self
-        if self.checkpointer is None:
+        if self.checkpointer is None or not _is_from(BaseSGDTemplate, self, "_train_exp"):
             super()._train_exp(experience, eval_streams, **kwargs)  # type: ignore[misc]
             return
         start = self.checkpointer.enter()
@@ -188,10 +189,14 @@ class Checkpointer:
 
 def _is_plain(strategy: Any) -> bool:
     """Whether the strategy trains experiences and epochs as Avalanche's templates do."""
-    return all(
-        next(c for c in type(strategy).__mro__ if method in vars(c) and c is not Resumable) is owner
-        for method, owner in (("_train_exp", BaseSGDTemplate), ("training_epoch", SGDUpdate))
-    )
+    owners = {"_train_exp": BaseSGDTemplate, "training_epoch": SGDUpdate}
+    return all(_is_from(owner, strategy, method) for method, owner in owners.items())
+
+
+def _is_from(owner: type, strategy: Any, method: str) -> bool:
+    """Whether a class defines the strategy's method, apart from :class:`Resumable`."""
+    classes = (c for c in type(strategy).__mro__ if method in vars(c) and c is not Resumable)
+    return next(classes) is owner
 
 
 def _shuffles_again(loader: Any) -> bool:

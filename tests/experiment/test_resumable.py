@@ -59,17 +59,27 @@ class OwnEpoch(Naive):
             self._after_training_iteration(**kwargs)
 
 
+class OwnExperience(Naive):
+    """Trains the first domain only."""
+
+    def _train_exp(self, experience, eval_streams=None, **kwargs):
+        if experience.current_experience == 0:
+            super()._train_exp(experience, eval_streams, **kwargs)
+
+
 VARIANTS = {
     "own-optimizer": CUSTOM
     | {"implementation": f"{__name__}:OwnOptimizer", "arguments": {"lr": 0.05}},
     "own-epoch": CUSTOM | {"implementation": f"{__name__}:OwnEpoch"},
+    "own-experience": CUSTOM | {"implementation": f"{__name__}:OwnExperience"},
     "regmean": {**COVON, "merge": "regmean"},
     **{rule: FINETUNE | {"merge": rule} for rule in ("kfac", "average", "fisher", "magmax")},
     "two-samples": {**COVON, "mc_samples": 2},
     "vcl-samples": {**STRATEGIES["vcl"], "mc_samples": 2},
 }
 # Methods that are not stored inside domains stop after the first one; two have tried it once more.
-STOPS = {name: [0] for name in ("own-epoch", *CLOSED_FORM)} | {"er-ace": [1], "agem": [1]}
+BETWEEN = ("own-epoch", "own-experience", *CLOSED_FORM)
+STOPS = {name: [0] for name in BETWEEN} | {"er-ace": [1], "agem": [1]}
 IN_OTHERS = ("covon-nom", "ema")
 """What they store is stored with covon-gradsq, and with covon and slca."""
 
