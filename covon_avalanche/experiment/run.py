@@ -185,12 +185,19 @@ class Run:
         workers = {"num_workers": self.recipe.workers}
         done = checkpointer.resume()
         self._note_network()
-        for experience in self.experiences[done:]:
+        together = len(self.benchmark.train_stream) - len(self.experiences)  # of joint training
+        for number, experience in enumerate(self.experiences[done:], done + 1):
             self.strategy.train(experience, **workers)
             self._note_network()
             self._note_diagnostics()
             self.strategy.eval(self.benchmark.streams[self.folder.evaluated_on], **workers)
             curve = self.metrics.matrix.curve()
+            if len(curve) != together + number:
+                raise ValueError(
+                    f"{self.name} must train on each domain once and evaluate all at once, with "
+                    f"Avalanche's callbacks: after domain {number} there are {len(curve)} rows "
+                    "of accuracies"
+                )
             if math.isnan(mean_calibration(self.metrics.calibration[-1]).nll):
                 raise FloatingPointError(
                     f"predictions after domain {len(curve)} are NaN: the training has diverged"

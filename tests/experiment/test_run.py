@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from avalanche.training.supervised import Naive
 from small_recipes import CLOSED_FORM, FEW, STRATEGIES, run_strategy, short_recipe, small_recipe
 from toy_optimizers import DEVICES
 from toys import columns
@@ -170,6 +171,31 @@ def test_a_last_step_that_diverges_is_no_result():
     recipe = small_recipe(own, epochs=1, train_mb_size=200, stream=stream)
     with pytest.raises(FloatingPointError, match="predictions after domain 1 are NaN"):
         run_strategy(recipe, "finetune", 0)
+
+
+class TrainsNothing(Naive):
+    def train(self, *args, **kwargs):
+        return {}
+
+
+class TrainsTwice(Naive):
+    def train(self, *args, **kwargs):
+        super().train(*args, **kwargs)
+        return super().train(*args, **kwargs)
+
+
+class EvaluatesEachDomain(Naive):
+    def eval(self, stream, **kwargs):
+        return {k: v for each in stream for k, v in super(Naive, self).eval(each, **kwargs).items()}
+
+
+@pytest.mark.parametrize("cls", [TrainsNothing, TrainsTwice, EvaluatesEachDomain])
+def test_a_strategy_without_one_row_of_accuracies_for_each_domain_is_refused(cls):
+    own = {**STRATEGIES["custom"], "implementation": f"{__name__}:{cls.__name__}"}
+    recipe = small_recipe({"own": own}, stream=FEW, epochs=1)
+    rows = 2 if cls is TrainsTwice else 0
+    with pytest.raises(ValueError, match=f"own must train on each .* 1 there are {rows} rows of"):
+        run_strategy(recipe, "own", 0)
 
 
 def test_a_device_that_this_machine_lacks_is_an_error_before_the_data_are_read(monkeypatch):
