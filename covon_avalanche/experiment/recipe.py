@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 import tomli_w
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     ValidationError,
     ValidationInfo,
@@ -45,6 +46,15 @@ def _check_device(name: str) -> str:
     return name
 
 
+def _with_dots(ranges: Any) -> Any:
+    """Search ranges by dotted key: ``arguments.n`` without quotation marks is a table of TOML."""
+    found: dict[str, Any] = {}
+    for key, value in ranges.items() if isinstance(ranges, dict) else ():
+        is_table = isinstance(value, dict) and any(isinstance(v, dict) for v in value.values())
+        found |= {f"{key}.{k}": v for k, v in value.items()} if is_table else {key: value}
+    return found or ranges
+
+
 class Recipe(Table):
     """A comparison of strategies on a stream."""
 
@@ -73,7 +83,7 @@ class Recipe(Table):
     strategies: Annotated[dict[StrategyName, Strategy], Field(min_length=1)]
     searched: dict[StrategyName, Searched] = Field({})
     """How a search has found the settings of strategies; reports mark the others as untuned."""
-    search: dict[StrategyName, dict[str, Space]] = Field({})
+    search: dict[StrategyName, Annotated[dict[str, Space], BeforeValidator(_with_dots)]] = Field({})
     """Spaces of ``covon search``, by strategy and setting."""
 
     @field_validator("seeds")

@@ -175,6 +175,15 @@ def test_names_and_values_that_need_quotes_are_written(tmp_path):
     assert load_recipe(write(tmp_path, recipe_text(recipe))) == recipe
 
 
+def test_ranges_of_arguments_need_no_quotation_marks(tmp_path):
+    good = f"{GOOD}arguments.n = 3\n"
+    ranges = "arguments.n = { low = 2, high = 9 }\nlr = { low = 1e-3, high = 1.0 }\n"
+    recipe = load_recipe(write(tmp_path, f"{good}[search.own]\n{ranges}"))
+    assert [*recipe.search["own"]] == ["arguments.n", "lr"]
+    changed = load_recipe(write(tmp_path, good), ["search.own.arguments.n.choices=[3, 4]"])
+    assert changed.search["own"]["arguments.n"].choices == [3, 4]
+
+
 def test_strategies_whose_names_have_dots_are_set_too(tmp_path):
     path = write(tmp_path, GOOD.replace("strategies.mine", 'strategies."mine-0.5"'))
     changes = ["strategies.mine-0.5.lr=0.25", "strategies.finetune.lr=.5"]
