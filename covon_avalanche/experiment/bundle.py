@@ -120,8 +120,8 @@ class Bundle:
             predicts with its mean.
         :param temperature: factor of the posterior's variance; by default the bundle's.
         :param seed: random seed of the samples, which are the same for all batches.
-        :raises ValueError: for samples of a model that has no posterior, and for a number of
-            samples or a temperature below 0.
+        :raises ValueError: for samples of a model that has no posterior, for a number of samples
+            or a temperature below 0, and if the bundle has not as many class names as outputs.
         """
         check_whole("samples", samples, least=0)
         if samples == 0:
@@ -130,6 +130,10 @@ class Bundle:
             if temperature is None:
                 temperature = self.info.eval_temperature
             draws = self._draws(x, samples, temperature, seed)
+        if (outputs := draws[0].shape[-1]) != len(self.class_names):
+            raise ValueError(
+                f"the model has {outputs} outputs, but {len(self.class_names)} classes"
+            )
         p = torch.stack(draws).cpu().double().softmax(-1)
         mean = p.mean(0)
         total = _entropy(mean)
@@ -173,8 +177,8 @@ def save_bundle(
         ``load_bundle`` needs the model.
     :param posterior: such as ``optimizer.posterior(model.named_parameters())``.
     :param eval_temperature: factor of its variance in predictions.
-    :raises ValueError: for a shape or temperature out of range, or a posterior of parameters that
-        the model lacks.
+    :raises ValueError: for a shape or temperature out of range, a posterior of other parameters or
+        shapes than the model's, or a model that is not the backbone with these classes.
     """
     info = BundleInfo(
         class_names=list(class_names),
@@ -183,6 +187,8 @@ def save_bundle(
         eval_temperature=eval_temperature,
     )
     write_bundle(Path(folder), info, model, posterior)
+    if backbone is not None:
+        load_bundle(folder)  # now, because the model may be gone when somebody else does
 
 
 def write_bundle(
@@ -190,16 +196,16 @@ def write_bundle(
 ) -> None:
     """The files of a bundle; ``bundle.json`` comes last, with names in place of absolute paths.
 
-    :raises ValueError: for a posterior of other parameters.
+    :raises ValueError: for a posterior of other parameters or shapes.
     """
     inner = _unwrapped(model)
     if posterior is not None:
         pairs = zip(model.named_parameters(), inner.named_parameters(), strict=True)
-        names = {wrapped: _plain(name) for (wrapped, _), (name, _) in pairs}
-        if not posterior.mean.keys() <= names.keys():
-            names = {name: name for name in names.values()}
+        own = {wrapped: (_plain(name), p) for (wrapped, _), (name, p) in pairs}
+        if not posterior.mean.keys() <= own.keys():
+            own = {name: (name, p) for name, p in own.values()}
         advice = "; pass optimizer.posterior(model.named_parameters())"
-        posterior = _renamed(posterior, names, "the posterior", advice)
+        posterior = _renamed(posterior, own, "the posterior", advice)
     named = {_plain(name): value for name, value in inner.state_dict().items()}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in named.items()}
     with atomic_replace(folder / _WEIGHTS) as part:
@@ -244,8 +250,8 @@ def load_bundle(folder: str | os.PathLike[str], model: nn.Module | None = None) 
         what = " ".join(str(error).split())
         raise ValueError(f"{folder / _WEIGHTS} {why}: {what}") from error
     file = folder / _POSTERIOR
-    names = {_plain(name): name for name, _ in model.named_parameters()}
-    posterior = _renamed(DiagGaussian.load(file), names, str(file)) if file.exists() else None
+    params = {_plain(name): (name, p) for name, p in model.named_parameters()}
+    posterior = _renamed(DiagGaussian.load(file), params, str(file)) if file.exists() else None
     return Bundle(info, model, posterior)
 
 
@@ -262,16 +268,21 @@ def _plain(name: str) -> str:
 
 
 def _renamed(
-    posterior: DiagGaussian, names: Mapping[str, str], what: str, advice: str = ""
+    posterior: DiagGaussian, own: Mapping[str, tuple[str, Tensor]], what: str, advice: str = ""
 ) -> DiagGaussian:
     """The posterior with other names of its parameters.
 
-    :raises ValueError: for parameters without one.
+    :param own: the new name and the model's parameter, by the posterior's name.
+    :raises ValueError: for parameters without one, or of another shape.
     """
-    if unknown := sorted(posterior.mean.keys() - names.keys()):
+    if unknown := sorted(posterior.mean.keys() - own.keys()):
         raise ValueError(f"{what} has parameters that the model lacks: {unknown}{advice}")
+    for name, mean in posterior.mean.items():
+        if mean.shape != (shape := own[name][1].shape):
+            shapes = f"{tuple(mean.shape)}, the model of {tuple(shape)}"
+            raise ValueError(f"{what} has {name!r} of shape {shapes}")
     parts = posterior.mean, posterior.precision
-    return DiagGaussian(*({names[k]: v for k, v in part.items()} for part in parts))
+    return DiagGaussian(*({own[k][0]: v for k, v in part.items()} for part in parts))
 
 
 def _build(folder: Path, info: BundleInfo) -> nn.Module:

@@ -130,6 +130,30 @@ def test_a_posterior_of_unnamed_parameters_is_refused_before_it_is_too_late(tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_posterior_of_other_shapes_is_refused(tmp_path):
+    ones = {"weight": torch.ones(1, 2), "bias": torch.ones(2)}  # which torch would broadcast
+    model, posterior, says = (
+        torch.nn.Linear(2, 2),
+        DiagGaussian(ones, ones),
+        r"\(1, 2\), .*\(2, 2\)",
+    )
+    with pytest.raises(ValueError, match=rf"the posterior has 'weight' of shape {says}"):
+        save_bundle(tmp_path, model, ["a", "b"], [2], posterior=posterior)
+    save_bundle(tmp_path, model, ["a", "b"], [2])
+    posterior.save(tmp_path / "posterior.safetensors")
+    with pytest.raises(ValueError, match=rf"posterior.safetensors has 'weight' of shape {says}"):
+        load_bundle(tmp_path, model)
+
+
+def test_class_names_must_be_as_many_as_outputs(tmp_path):
+    with pytest.raises(ValueError, match=r"does not fit the model: .*\[3, 512, 1, 1\]"):
+        model = create_backbone("squeezenet", 3)
+        save_bundle(tmp_path, model, ["a", "b"], [3, 32, 32], backbone="squeezenet")
+    save_bundle(tmp_path, torch.nn.Linear(2, 3), ["a", "b"], [2])  # nothing says how it is built
+    with pytest.raises(ValueError, match="the model has 3 outputs, but 2 classes"):
+        load_bundle(tmp_path, torch.nn.Linear(2, 3)).predict(torch.ones(1, 2))
+
+
 @pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile, "inner", "both"])
 def test_wrapped_networks_are_saved_as_what_they_wrap(tmp_path, wrap):
     torch.manual_seed(0)
