@@ -241,10 +241,12 @@ class TestResults:
         made_up("covon", 1, [[0.9]]).save(file.parent / "other/result.json")
         folder = file.parent
         assert "has 2 runs; name the folder of one" in refused("compare", folder, folder)
-        made_up("covon", 1, [[0.9]], run_hash="a").save(file.parent / "again/result.json")
+        again = file.parent / "again/result.json"
+        made_up("covon", 1, [[0.8]], run_hash="a").save(again)
         out = file.parent / "report"
         sentence = refused("report", folder, "--out", out)
-        assert "got two of 'covon' in recipe 'r' with seed 1" in sentence
+        assert f"{again} and {folder / 'other/result.json'} are results of the same run" in sentence
+        assert "differ: covon with seed 1 in recipe 'r'" in sentence
         assert not out.exists()
 
 

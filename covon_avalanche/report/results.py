@@ -18,7 +18,11 @@ from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.registry.base import flat
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
 from covon_avalanche.experiment.run_folder import find_files
-from covon_avalanche.experiment.run_settings import result_settings, upgrade_settings
+from covon_avalanche.experiment.run_settings import (
+    WITHOUT_EFFECT,
+    result_settings,
+    upgrade_settings,
+)
 from covon_avalanche.safe_text import printable
 
 _log = logging.getLogger(__name__)
@@ -151,10 +155,11 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
     for path in paths:
         for source, result in _read(path):
             try:
-                _row(result)
+                own = result_settings(_row(result)["settings"])
             except Exception as error:  # settings of unknown versions may have any content
                 raise ResultError(f"{source} has settings that cannot be read: {error}") from error
-            settings = result.run_hash or result_settings(result.settings)
+            # The hash of a run includes what has no effect.
+            settings = {k: v for k, v in own.items() if k not in WITHOUT_EFFECT}
             run = [result.recipe, result.strategy, result.seed, result.stream, settings]
             # Compared as text, in which NaN equals NaN.
             measured = result.model_dump_json(include={"accuracy", "calibration", "sampled"})

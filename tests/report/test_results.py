@@ -95,7 +95,12 @@ def test_results_of_the_same_run_that_differ_are_named(tmp_path):
     old.save(tmp_path / "old/result.json")
     old.model_copy(update={"train_seconds": [9.0]}).save(tmp_path / "again/result.json")
     assert len(read_results([tmp_path / "old", tmp_path / "again"])) == 1
-    made_up("covon", 0, [[0.75]], run_hash="a").save(tmp_path / "new/result.json")
+    workers = old.settings | {"workers": 3}  # which another machine has
+    again = old.model_copy(update={"settings": workers, "run_hash": "b"})
+    again.save(tmp_path / "again/result.json")
+    assert len(read_results([tmp_path / "old", tmp_path / "again"])) == 1
+    new = made_up("covon", 0, [[0.75]], run_hash="b", settings=workers)
+    new.save(tmp_path / "new/result.json")
     with pytest.raises(ResultError, match=r"old/result\.json and .*new/result\.json are .* differ"):
         read_results([tmp_path / "old", tmp_path / "new"])
 
