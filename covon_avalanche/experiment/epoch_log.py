@@ -60,13 +60,15 @@ class EpochLog(SupervisedPlugin):
         self.on_progress(strategy.clock.train_epoch_iterations + 1)
 
     def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
+        if self._images == 0:  # a loop of the strategy's own, without Avalanche's callbacks
+            return
         experience = len(self.seconds) - 1
         number = sum(epoch["experience"] == experience for epoch in self.epochs)
         epoch = Epoch(
             experience=experience,
             epoch=number,
-            loss=float(self._loss) / max(1, self._images),
-            accuracy=float(self._hits) / max(1, self._images),
+            loss=float(self._loss) / self._images,
+            accuracy=float(self._hits) / self._images,
             images=self._images,
             seconds=self._tick(),
         )

@@ -173,6 +173,24 @@ def test_a_last_step_that_diverges_is_no_result():
         run_strategy(recipe, "finetune", 0)
 
 
+class OwnLoop(Naive):
+    """Trains without the callbacks of batches."""
+
+    def training_epoch(self, **kwargs):
+        for x, y, _ in self.dataloader:
+            self.optimizer.zero_grad()
+            self._criterion(self.model(x), y).backward()
+            self.optimizer.step()
+
+
+def test_no_loss_is_made_up_where_a_strategy_does_not_tell_its_batches():
+    own = {**STRATEGIES["custom"], "implementation": f"{__name__}:OwnLoop"}
+    result = run_strategy(small_recipe({"own": own}, stream=FEW, epochs=2), "own", 0)
+    assert result.epochs == []
+    assert result.average_accuracy > 0.2
+    assert all(seconds > 0 for seconds in result.train_seconds)
+
+
 class TrainsNothing(Naive):
     def train(self, *args, **kwargs):
         return {}
