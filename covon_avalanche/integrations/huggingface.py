@@ -83,11 +83,13 @@ class PosteriorCallback(TrainerCallback):
                 f"the checkpoint of step {state.global_step} was saved without the optimizer's "
                 "state (save_only_model=True?), which has the posterior: resume from one with it"
             )
-        for group in groups:  # the Trainer makes groups without names, and may find a batch size
+        # That of the state is found by the Trainer, or is the one of the checkpoint.
+        size = state.train_batch_size if args.auto_find_batch_size else args.train_batch_size
+        for group in groups:  # the Trainer makes groups without names
             if "batch_size" in group:
                 shares = 1 if args.accelerator_config.split_batches else args.world_size
                 batches = args.gradient_accumulation_steps * shares
-                group["batch_size"] = state.train_batch_size * batches
+                group["batch_size"] = size * batches
             if "param_names" not in group and all(p in names for p in group["params"]):
                 group["param_names"] = [names[p] for p in group["params"]]
         # The Trainer has no callback for exceptions, and neither evaluates nor saves within a step.

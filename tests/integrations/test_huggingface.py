@@ -58,9 +58,10 @@ class InOrder(transformers.Trainer):
 def trainer(model, optimizer, folder, callback=None, epochs=2, size=1, **options):
     """For steps of ``size`` mini-batches; without an optimizer, the Trainer makes its own."""
     arguments = transformers.TrainingArguments(
-        folder, num_train_epochs=epochs, per_device_train_batch_size=8, report_to=[], use_cpu=True,
-        gradient_accumulation_steps=size, max_grad_norm=0.05, disable_tqdm=True,
-        logging_strategy="no", lr_scheduler_type="constant", **{"save_strategy": "no", **options},
+        folder, num_train_epochs=epochs, report_to=[], use_cpu=True, disable_tqdm=True,
+        gradient_accumulation_steps=size, max_grad_norm=0.05, logging_strategy="no",
+        lr_scheduler_type="constant",
+        **{"save_strategy": "no", "per_device_train_batch_size": 8, **options},
     )  # fmt: skip
     return InOrder(
         model, arguments, train_dataset=ROWS, eval_dataset=ROWS, optimizers=(optimizer, None),
@@ -341,10 +342,20 @@ def test_the_batch_size_is_that_of_the_steps_and_parameters_have_names(tmp_path)
     run = trainer(model, optimizer, tmp_path, callback, size=3, epochs=1)
     run.train()
     assert optimizer.param_groups[0]["batch_size"] == 24
-    run.state.train_batch_size = 7
+    run.args.auto_find_batch_size, run.state.train_batch_size = True, 7
     callback.on_train_begin(run.args, run.state, run.control, model=model, optimizer=optimizer)
     assert optimizer.param_groups[0]["batch_size"] == 21
     assert set(optimizer.prior().mean) == {"linear.weight", "linear.bias"}
+
+
+def test_the_batch_size_is_that_of_the_resumed_training_not_of_its_checkpoint(tmp_path):
+    options = dict(save_strategy="epoch", epochs=2, callback=PosteriorCallback(consolidate=False))
+    fit(tmp_path, **options)
+    model = Model()
+    optimizer = make_covon(model.named_parameters())
+    run = trainer(model, optimizer, tmp_path, size=2, **options, per_device_train_batch_size=4)
+    run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert optimizer.param_groups[0]["batch_size"] == 8
 
 
 @pytest.mark.parametrize(("split", "expected"), [(False, 48), (True, 24)])
