@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from inspect import signature
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ class PosteriorCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Merge; if the best checkpoint's weights were loaded, with its statistics. Then
-        re-estimate the running statistics of batch norm in a pass over the training data."""
+        re-estimate the running statistics of batch norm in a pass over the training data, of at
+        most as many batches as in training."""
         optimizer = _posterior_optimizer(kwargs["optimizer"])
         optimizer.discard_samples()
         self._hooks.close()
@@ -132,7 +134,8 @@ class PosteriorCallback(TrainerCallback):
         if self.consolidate:
             optimizer.consolidate()
             model = _ByKeyword(kwargs["model"])
-            update_batch_norm(model, _batches(args, kwargs))
+            most = state.max_steps * args.gradient_accumulation_steps  # streams may have no end
+            update_batch_norm(model, islice(_batches(args, kwargs), most))
             _average_statistics(model, args.world_size)
 
 

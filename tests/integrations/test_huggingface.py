@@ -3,6 +3,7 @@
 import copy
 import sys
 from importlib import import_module
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -461,6 +462,20 @@ def check_batch_norm(model):
 
 def test_batch_norm_has_the_statistics_of_the_merged_weights(tmp_path):
     check_batch_norm(fit(tmp_path, model=Normed()))
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from islice(cycle(ROWS), 1000)
+        raise AssertionError("read without end")
+
+
+def test_batch_norm_has_the_statistics_of_an_endless_stream(tmp_path):
+    model = Normed()
+    run = trainer(model, make_covon(model.named_parameters()), tmp_path, max_steps=3, size=2)
+    run.train_dataset = Endless()
+    run.train()
+    check_batch_norm(model)
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
