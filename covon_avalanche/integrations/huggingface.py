@@ -23,6 +23,7 @@ except ImportError as error:
 
 from covon_avalanche.merging.batch_norm import batch_norms, update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.optim.attachment import Attachment
 
 
 class PosteriorCallback(TrainerCallback):
@@ -49,7 +50,7 @@ class PosteriorCallback(TrainerCallback):
         :param consolidate: end the task when training ends: the posterior becomes the next prior.
         """
         self.consolidate = consolidate
-        self._sample = ExitStack()
+        self._sample = Attachment()
         self._hooks = ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -67,8 +68,9 @@ class PosteriorCallback(TrainerCallback):
             )
         model = kwargs["model"]
         optimizer = _posterior_optimizer(kwargs["optimizer"])
-        self._discard_sample()
+        self._sample.drop_sample()
         optimizer.discard_samples()
+        self._sample = optimizer.hold_samples()
         groups = optimizer.param_groups
         if optimizer.defaults["weight_decay"] and not any(g["weight_decay"] for g in groups):
             raise ValueError("weight_decay=0 makes the prior flat: set it in TrainingArguments")
@@ -93,32 +95,32 @@ class PosteriorCallback(TrainerCallback):
                 group["batch_size"] = size * batches
             if "param_names" not in group and all(p in names for p in group["params"]):
                 group["param_names"] = [names[p] for p in group["params"]]
-        # The Trainer has no callback for exceptions, and neither evaluates nor saves within a step.
+        # The Trainer has no callback for exceptions; others may evaluate and save within a step.
         self._hooks.close()
         self._hooks.enter_context(model.register_forward_pre_hook(self._before_forward))
-        self._hooks.enter_context(model.register_state_dict_pre_hook(self._discard_sample))
+        self._hooks.enter_context(model.register_state_dict_pre_hook(self._before_saving))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Replace the weights by a sample, before the first micro-batch of a step."""
-        optimizer = _posterior_optimizer(kwargs["optimizer"])
-        self._sample.enter_context(optimizer.sampled_params())
+        self._sample.place_sample()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the mean, after the last micro-batch."""
-        self._sample.close()
+        self._sample.end_sample()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop a step whose micro-batches are incomplete."""
-        self._discard_sample()
+        self._sample.drop_sample()
         _posterior_optimizer(kwargs["optimizer"]).zero_grad()
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
-        if not model.training:
-            self._discard_sample()
+        if model.training:
+            self._sample.swap_in()
+        else:
+            self._sample.swap_out(counted=True)
 
-    def _discard_sample(self, *_: Any) -> None:
-        """Restore the mean if a step was left unfinished."""
-        self._sample.__exit__(RuntimeError, RuntimeError("the step was interrupted"), None)
+    def _before_saving(self, *_: Any) -> None:
+        self._sample.swap_out(counted=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Merge; if the best checkpoint's weights were loaded, with its statistics. Then

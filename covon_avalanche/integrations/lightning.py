@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -11,6 +11,7 @@ from torch import nn
 
 from covon_avalanche.merging.batch_norm import batch_norms
 from covon_avalanche.optim import PosteriorOptimizer
+from covon_avalanche.optim.attachment import Attachment
 
 
 class PosteriorCallback(Callback):
@@ -31,11 +32,11 @@ class PosteriorCallback(Callback):
     micro-batches and processes, is set if the loader has one: use ``drop_last=True``, and a number
     of micro-batches that is a multiple of the accumulation.
 
-    One sample is in place during all micro-batches of a step; validation after it, checkpoints
-    (even within a step) and the trained module see the mean. Checkpoints that ``fit`` writes
-    precede the merge: call ``trainer.save_checkpoint`` afterwards, and test the module without
-    ``ckpt_path``. Without accumulation the callback is needed for the merge and for checkpoints
-    within a step only, since ``step(closure)`` samples, too.
+    One sample is in place during all micro-batches of a step; validation and checkpoints, even
+    within a step, and the trained module see the mean. Checkpoints that ``fit`` writes precede the
+    merge: call ``trainer.save_checkpoint`` afterwards, and test the module without ``ckpt_path``.
+    Without accumulation the callback is needed for the merge and for checkpoints within a step
+    only, since ``step(closure)`` samples, too.
     """
 
     def __init__(self, consolidate: bool = True) -> None:
@@ -43,7 +44,7 @@ class PosteriorCallback(Callback):
         :param consolidate: end the task when ``fit`` ends: the posterior becomes the next prior.
         """
         self.consolidate = consolidate
-        self._sample: AbstractContextManager[None] | None = None
+        self._sample = Attachment()
         self._hook = ExitStack()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -52,6 +53,7 @@ class PosteriorCallback(Callback):
         :raises ValueError: for another optimizer, several, or several samples per step.
         """
         optimizer = _optimizer(trainer)
+        self._sample = optimizer.hold_samples()
 
         def replace_samples(
             module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
@@ -68,32 +70,20 @@ class PosteriorCallback(Callback):
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Replace the weights by a sample, at the first micro-batch of a step, and set the
+        """Replace the weights by a sample, the same for all micro-batches of a step, and set the
         optimizer's ``batch_size``."""
-        if self._sample is None:
-            optimizer = _optimizer(trainer)
-            size = getattr(trainer.train_dataloader, "batch_size", None)
-            if "batch_size" in (group := optimizer.param_groups[0]) and size is not None:
-                group["batch_size"] = size * trainer.accumulate_grad_batches * trainer.world_size
-            self._sample = optimizer.sampled_params()
-            self._sample.__enter__()
+        size = getattr(trainer.train_dataloader, "batch_size", None)
+        if "batch_size" in (group := _optimizer(trainer).param_groups[0]) and size is not None:
+            group["batch_size"] = size * trainer.accumulate_grad_batches * trainer.world_size
+        self._sample.place_sample()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Restore the mean, after the last micro-batch."""
-        sample, self._sample = self._sample, None
-        if sample is not None:
-            sample.__exit__(None, None, None)
+        self._sample.end_sample()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Check that no step is in progress.
-
-        :raises ValueError: if validation begins between the micro-batches of a step.
-        """
-        if self._sample is not None:
-            raise ValueError(
-                f"validation begins within a step: val_check_interval must be a multiple of "
-                f"accumulate_grad_batches = {trainer.accumulate_grad_batches}"
-            )
+        """Restore the mean, until the next micro-batch if a step is in progress."""
+        self._sample.swap_out()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Drop the sample of a step that was not completed."""
@@ -117,7 +107,6 @@ class PosteriorCallback(Callback):
                 )
 
     def _discard(self, trainer: Any) -> None:
-        self._sample = None
         if trainer.optimizers:
             _optimizer(trainer).discard_samples()
 

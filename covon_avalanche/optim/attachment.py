@@ -69,7 +69,7 @@ class Attachment:
         """The model draws no samples inside. One that waits for its step is swapped out, and in
         again afterwards."""
         evaluates = bool(self._swapped_out)  # the end of whose forward pass puts it back
-        self._swap_out()
+        self.swap_out()
         if self._optimizer is not None and self._sample is not None:
             self._optimizer._buffers = {}  # it keeps its own
         outer, self._is_aside = self._is_aside, True
@@ -78,11 +78,19 @@ class Attachment:
         finally:
             self._is_aside = outer
             if not evaluates:
-                self._swap_in()
+                self.swap_in()
+
+    def place_sample(self) -> None:
+        """Draw the sample of a step, or put back the one that was swapped out within the step."""
+        self.swap_in()
+        if self._optimizer is not None and not self._optimizer._in_place:
+            sample = self._optimizer.sampled_params()
+            sample.__enter__()
+            self._sample = sample
 
     def end_sample(self) -> None:
         """Restore the mean and record the sample, before a step."""
-        self._swap_in()
+        self.swap_in()
         sample, self._sample = self._sample, None
         if sample is not None:
             sample.__exit__(None, None, None)
@@ -91,7 +99,7 @@ class Attachment:
         """Restore the mean and record nothing; with ``check`` raise an error if others have changed
         the weights meanwhile."""
         if check:
-            self._swap_out(counted=True)
+            self.swap_out(counted=True)
         self._swapped_out = {}
         sample, self._sample = self._sample, None
         if sample is not None:
@@ -107,25 +115,20 @@ class Attachment:
         if optimizer is None or self._is_aside or _recomputes():
             return
         if module.training and torch.is_grad_enabled():
-            self._swap_in()
-            if not optimizer._in_place:
-                self.drop_sample()  # if discard_samples() has restored the mean
-                sample = optimizer.sampled_params()
-                sample.__enter__()
-                self._sample = sample
+            self.place_sample()
         else:
-            self._swap_out()
+            self.swap_out()
 
     @torch.compiler.disable
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._is_aside or _recomputes():
             return
         if self._swapped_out:
-            self._swap_in()
+            self.swap_in()
         elif self._sample is not None and output is None and sys.exc_info()[0] is not None:
             self.drop_sample()
 
-    def _swap_out(self, counted: bool | None = None) -> None:
+    def swap_out(self, counted: bool | None = None) -> None:
         """Restore the mean; the sample is dropped with an error if others have changed weights.
 
         :param counted: whether a backward pass through the sample's forward pass becomes an error;
@@ -142,9 +145,10 @@ class Attachment:
                 raise
             self._swapped_out = in_place
 
-    def _swap_in(self) -> None:
+    def swap_in(self) -> None:
+        """Put back a sample that was swapped out, unless another is in place."""
         optimizer, sample = self._optimizer, self._swapped_out
-        if optimizer is not None and sample:
+        if optimizer is not None and sample and not optimizer._in_place:
             self._swapped_out = {}
             if any(named.version != buffer.version for named, buffer in sample.items()):
                 self.drop_sample()  # it belongs to other weights

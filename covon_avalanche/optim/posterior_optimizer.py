@@ -166,6 +166,8 @@ class PosteriorOptimizer(NamedOptimizer):
                     "its own; in Lightning: PosteriorCallback brings its own; after an interrupt "
                     "discard_samples() puts the mean back)"
                 )
+            if train:
+                self._attachment.drop_sample()  # one that an evaluation has swapped out
             self._check_ess()
             check_positive("temperature", temperature)
             if train and temperature != 1:
@@ -218,6 +220,14 @@ class PosteriorOptimizer(NamedOptimizer):
             )
         self._attachment = Attachment(self)
         self._attachment.to(model)
+        return self._attachment
+
+    def hold_samples(self) -> Attachment:
+        """For callbacks of a training loop: ``place_sample()`` begins a step and ``end_sample()``
+        ends it; ``swap_out()`` and ``swap_in()`` surround what needs the mean in between. It is
+        that of :meth:`attach` if a model is attached."""
+        if not self._attachment.is_attached:
+            self._attachment = Attachment(self)
         return self._attachment
 
     def unattached(self) -> AbstractContextManager[None]:

@@ -119,6 +119,64 @@ def test_evaluation_sees_the_mean_and_a_sample_where_asked(tmp_path):
         assert run.evaluate()["eval_loss"] != mean
 
 
+class WithinSteps(transformers.TrainerCallback):
+    """Evaluates, also with a sample, and saves, as transformers' own callback does on SIGTERM."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        self.mean = weights(model)
+
+    def on_substep_end(self, args, state, control, model, optimizer, **kwargs):
+        self.run.evaluate()
+        assert torch.equal(model.seen[-1], self.mean["linear.weight"])
+        group = optimizer.param_groups[0]
+        draws = group["noise_draws"]
+        with optimizer.optimizer.sampled_params(train=False):
+            self.run.evaluate()
+        was_mean = torch.equal(model.seen[-1], self.mean["linear.weight"])
+        assert was_mean == (state.global_step == 0)  # before it there is no posterior
+        group["noise_draws"] = draws
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        assert torch.equal(model.state_dict()["linear.weight"], self.mean["linear.weight"])
+        self.run._save_checkpoint(model, trial=None)
+
+
+def test_callbacks_may_evaluate_and_save_the_mean_within_a_step(tmp_path):
+    model = Model()
+    optimizer = make_covon(model.named_parameters(), seed=3)
+    run = trainer(model, optimizer, tmp_path, size=2)
+    run.callback_handler.callbacks.insert(0, WithinSteps(run))  # where the Trainer has its own
+    run.train()
+    assert same(weights(model), weights(fit(tmp_path, size=2)))
+
+
+class Interrupting(transformers.TrainerCallback):
+    def on_pre_optimizer_step(self, *_, **kwargs):
+        raise KeyboardInterrupt
+
+
+def test_a_sample_that_an_interrupt_left_does_not_join_a_loop_of_ones_own(tmp_path):
+    """After an evaluation, which has put the mean in its place."""
+    model = Model()
+    optimizer = make_covon(model.named_parameters(), seed=3)
+    run = trainer(model, optimizer, tmp_path)
+    run.callback_handler.callbacks.insert(0, Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    run.evaluate()
+    plain = Model()
+    own = make_covon(plain.named_parameters(), seed=3)
+    with own.sampled_params():  # the draw of the interrupted step
+        pass
+    for net, its in ((model, optimizer), (plain, own)):
+        its.zero_grad()
+        accumulate(its, net, BATCHES)
+    assert same(weights(model), weights(plain))
+
+
 @pytest.mark.parametrize("then", ["evaluate", "save", "train again"])
 def test_after_an_interrupt_within_a_step_the_mean_is_evaluated_and_saved(then, tmp_path):
     class Interrupted(Model):

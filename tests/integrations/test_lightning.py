@@ -92,6 +92,31 @@ def test_validation_may_average_over_samples(linear):
     assert not any(same(drawn, weights(module.net)) for drawn in module.drawn)
 
 
+class StopWithin(lightning.Callback):
+    """Ends the training, as Lightning's Timer does for ``max_time``, with a validation."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        trainer.should_stop = module.trainer.global_step == 1 and index == 2
+
+
+def test_validation_within_a_step_sees_the_mean_and_changes_nothing(linear):
+    class Validated(Module):
+        def validation_step(self, batch, index):
+            found.append(weights(self.net))
+
+    found, module, plain = [], Validated(linear), Module(linear)
+    fit(module, PosteriorCallback(), size=2, val_check_interval=3)
+    fit(plain, PosteriorCallback(), size=2)
+    assert same(weights(module.net), weights(plain.net))
+    assert not any(torch.equal(mean["weight"], w) for mean in found for w in module.seen)
+    stopped, one = Module(linear), Module(linear)
+    fit(stopped, PosteriorCallback(), StopWithin(), size=2)
+    trainer = fit(one, PosteriorCallback(consolidate=False), size=2, max_steps=1)
+    assert same(stopped.validated, weights(one.net))
+    trainer.optimizers[0].consolidate()
+    assert same(weights(stopped.net), weights(one.net))
+
+
 def test_the_batch_size_follows_a_schedule_of_the_accumulation(linear):
     class Noting(Module):
         def on_train_epoch_end(self):
@@ -204,7 +229,6 @@ def test_what_cannot_work_is_one_sentence(linear):
     for make, options, sentence in (
         (adam, {}, "needs one CoVON or BayesByBackprop, got Adam"),
         (several, {}, "got mc_samples = 2"),
-        (make_covon, dict(size=2, val_check_interval=3), "multiple of accumulate_grad_batches = 2"),
     ):
         with pytest.raises(ValueError, match=sentence):
             fit(Module(linear, make), PosteriorCallback(), **options)
