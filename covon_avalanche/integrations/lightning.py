@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from contextlib import ExitStack
 from typing import Any
@@ -44,15 +45,23 @@ class PosteriorCallback(Callback):
         :param consolidate: end the task when ``fit`` ends: the posterior becomes the next prior.
         """
         self.consolidate = consolidate
+        self._process = os.getpid()
         self._sample = Attachment()
         self._hook = ExitStack()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Check the optimizer, and let checkpoints hold the mean.
 
-        :raises ValueError: for another optimizer, several, or several samples per step.
+        :raises ValueError: for another optimizer, several, or several samples per step, or if the
+            posterior would be lost with a process that ``fit`` has started.
         """
         optimizer = _optimizer(trainer)
+        if self.consolidate and os.getpid() != self._process:
+            raise ValueError(
+                "this strategy (ddp_notebook, ddp_fork or ddp_spawn) trains a copy of the "
+                "optimizer, and its posterior is lost when fit ends: use strategy='ddp' in a "
+                "script, or for a single task PosteriorCallback(consolidate=False)"
+            )
         self._sample = optimizer.hold_samples()
 
         def replace_samples(

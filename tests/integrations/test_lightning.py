@@ -234,6 +234,15 @@ def test_what_cannot_work_is_one_sentence(linear):
             fit(Module(linear, make), PosteriorCallback(), **options)
 
 
+def test_training_in_a_process_that_takes_the_posterior_with_it_is_refused(linear, monkeypatch):
+    """As by ``ddp_fork``, for which Lightning copies the weights back only."""
+    one_task, tasks = PosteriorCallback(consolidate=False), PosteriorCallback()
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    fit(Module(linear), one_task)
+    with pytest.raises(ValueError, match=r"ddp_fork .* is lost when fit ends: use strategy='ddp'"):
+        fit(Module(linear), tasks)
+
+
 def test_an_exception_in_a_batch_leaves_the_mean(linear):
     module, seen = Module(linear), []
 
