@@ -34,6 +34,11 @@ def test_tables(page, monkeypatch):
             (f"first_try_pacs_{order}", f"first-try/pacs-{order}")
             for order in ("reverse", "third", "fourth")
         ),
+        ("first_try_pacs_float32", "first-try/pacs-forward-float32"),
+        *(
+            (f"first_try_pacs_{order}_float32", f"first-try/pacs-{order}-float32")
+            for order in ("reverse", "third", "fourth")
+        ),
         ("first_try_pacs_vit", "first-try/pacs-vit-forward"),
         ("first_try_pacs_vit_reverse", "first-try/pacs-vit-reverse"),
         ("first_try_pacs_vit_float32", "first-try/pacs-vit-forward-float32"),
