@@ -180,12 +180,15 @@ def save_bundle(
     :raises ValueError: for a shape or temperature out of range, a posterior of other parameters or
         shapes than the model's, or a model that is not the backbone with these classes.
     """
-    info = BundleInfo(
-        class_names=list(class_names),
-        input_shape=list(input_shape),
-        model=None if backbone is None else Backbone(backbone=backbone, weights=""),
-        eval_temperature=eval_temperature,
-    )
+    try:
+        info = BundleInfo(
+            class_names=list(class_names),
+            input_shape=list(input_shape),
+            model=None if backbone is None else Backbone(backbone=backbone, weights=""),
+            eval_temperature=eval_temperature,
+        )
+    except ValidationError as error:
+        raise ValueError(first_error(error)) from error
     write_bundle(Path(folder), info, model, posterior)
     if backbone is not None:
         load_bundle(folder)  # now, because the model may be gone when somebody else does

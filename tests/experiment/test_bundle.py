@@ -217,6 +217,19 @@ def test_descriptions_that_cannot_be_right_are_errors(tmp_path, changes, message
     assert str(tmp_path) in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "shape", "message"),
+    [
+        ([], [4], r"class_names: List should have at least 1 item after validation, not 0"),
+        (["a", "a"], [4], r"class_names must be distinct, got \['a', 'a'\]"),
+        (["a", "b"], [-4], r"input_shape\.0: Input should be greater than 0"),
+    ],
+)
+def test_bad_arguments_of_a_bundle_are_one_sentence(tmp_path, names, shape, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        save_bundle(tmp_path, torch.nn.Linear(4, 2), names, shape)
+
+
 def test_damaged_and_foreign_bundles_are_errors(tmp_path):
     with pytest.raises(ValueError, match=r"is not a bundle: bundle.json cannot be read: No such"):
         load_bundle(tmp_path)
