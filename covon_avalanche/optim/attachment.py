@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Attachment:
-    """Hooks of a model that place samples of its optimizer."""
+    """The sample of a step, which is swapped out during evaluations, and the hooks of an attached
+    model that place it."""
 
     def __init__(self, optimizer: PosteriorOptimizer | None = None) -> None:
         self._optimizer = optimizer

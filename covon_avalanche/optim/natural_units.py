@@ -51,8 +51,8 @@ _PAPERS = {"ess", "hess_init"}
 
 AVERAGING = 0.99  # of the squared raw steps
 NO_GRADIENT = 1e-20
-"""Squared raw steps below it count as 0: in a task that starts with a loss of zero, gradients would
-be rounding errors, and their squares underflow."""
+"""Squared raw steps, in units of the loss, below it count as 0. They occur in a task that starts
+with a loss of zero, whose gradients are rounding errors, with squares that underflow."""
 SCALARS = ("scale", "step_square")
 """State entries that are one number for a whole tensor."""
 _ALMOST_ZERO = 1e-3  # a root mean square below it, such as that of new biases and zero heads ...

@@ -223,9 +223,12 @@ class PosteriorOptimizer(NamedOptimizer):
         return self._attachment
 
     def hold_samples(self) -> Attachment:
-        """For callbacks of a training loop: ``place_sample()`` begins a step and ``end_sample()``
-        ends it; ``swap_out()`` and ``swap_in()`` surround what needs the mean in between. It is
-        that of :meth:`attach` if a model is attached."""
+        """For callbacks of a training loop, which place and restore the sample of a step.
+
+        :return: its ``place_sample()`` begins a step and ``end_sample()`` ends it; ``swap_out()``
+            and ``swap_in()`` surround what needs the mean in between. If a model is attached, it
+            is what :meth:`attach` returned.
+        """
         if not self._attachment.is_attached:
             self._attachment = Attachment(self)
         return self._attachment
