@@ -210,8 +210,10 @@ class QuadraticAnchor:
     def pulling(self, optimizer: Optimizer) -> Iterator[None]:
         """Context manager: each step of the optimizer inside also pulls.
 
+        :param optimizer: may be one that Accelerate has prepared.
         :raises ValueError: if the optimizer has none of the anchor's parameters.
         """
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's wrapper
         owned = {p for group in optimizer.param_groups for p in group["params"]}
         if owned.isdisjoint(p for _, p in self._all):
             raise ValueError(

@@ -6,6 +6,8 @@ import pytest
 import torch
 from toy_optimizers import accumulate, make_covon, make_vcl, nll, same, weights
 
+from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments
+
 accelerate = pytest.importorskip("accelerate", reason="needs the extra language")
 pytestmark = pytest.mark.filterwarnings("ignore")
 BATCHES = list(zip(torch.randn(6, 8, 4), torch.randint(3, (6, 8)), strict=True))
@@ -103,3 +105,32 @@ def test_a_saved_state_resumes_bit_for_bit(make, linear, tmp_path):
     accelerator, *resumed = prepared()
     accelerator.load_state(tmp_path / "half")
     assert same(train(*resumed, BATCHES[3:]), expected)
+
+
+def anchored(net, prepared):
+    """Weights after two tasks of Ada-Reg, in a loop of Accelerate or a plain one."""
+    model, optimizer = net, torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    if prepared:
+        model, optimizer = accelerator.prepare(net, optimizer)
+    anchor = QuadraticAnchor(net.named_parameters(), ess=8, strength=1e3)
+    for task in (BATCHES[:2], BATCHES[2:]):
+        with anchor.pulling(optimizer):
+            for i, batch in enumerate(task):
+                if prepared:
+                    with accelerator.accumulate(model):
+                        accelerator.backward(nll(model, batch)())
+                        optimizer.step()
+                        optimizer.zero_grad()
+                else:
+                    (nll(model, batch)() / 2).backward()
+                    if i % 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        anchor.add(adam_second_moments(net.named_parameters(), optimizer))
+    return weights(net)
+
+
+def test_an_anchor_pulls_in_the_steps_of_a_prepared_optimizer(linear):
+    expected = anchored(copy.deepcopy(linear), prepared=False)
+    assert same(anchored(linear, prepared=True), expected)
