@@ -24,6 +24,7 @@ except ImportError as error:
 from covon_avalanche.merging.batch_norm import batch_norms, update_batch_norm
 from covon_avalanche.optim import PosteriorOptimizer
 from covon_avalanche.optim.attachment import Attachment
+from covon_avalanche.optim.named_optimizer import unwrapped
 
 
 class PosteriorCallback(TrainerCallback):
@@ -218,7 +219,7 @@ def _check_training(args: Any) -> None:
 
 
 def _posterior_optimizer(wrapped: Any) -> PosteriorOptimizer:
-    optimizer = getattr(wrapped, "optimizer", wrapped)  # of Accelerate's wrapper
+    optimizer = unwrapped(wrapped)
     if not isinstance(optimizer, PosteriorOptimizer):
         raise ValueError(
             f"PosteriorCallback needs a CoVON or BayesByBackprop optimizer, got "

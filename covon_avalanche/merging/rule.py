@@ -16,6 +16,7 @@ from covon_avalanche.merging.batch_norm import update_batch_norm
 from covon_avalanche.optim import CoVON, PosteriorOptimizer
 from covon_avalanche.optim.covon import SlowStep
 from covon_avalanche.optim.interrupts import defer_interrupt
+from covon_avalanche.optim.named_optimizer import unwrapped
 from covon_avalanche.optim.sharding import local
 from covon_avalanche.posterior.fisher import Batch, checked
 from covon_avalanche.posterior.gaussian import embed
@@ -153,6 +154,7 @@ def merge_into(
     CoVON receives the merged weights through ``consolidate(means=...)``, so that its precision
     follows Eq. 8; for any other optimizer they are copied into the parameters.
 
+    :param optimizer: may be one that Accelerate has prepared.
     :param rule: a rule of :mod:`covon_avalanche.merging` or, with CoVON, what ``consolidate()``
         takes, such as ``"eq8"``.
     :param before: copies of the weights before the task, by parameter name. For CoVON's parameters
@@ -167,6 +169,7 @@ def merge_into(
     :raises FloatingPointError: if a merged weight is not finite. After this or any other error, or
         Ctrl-C, weights, statistics, posterior and the rule's memory are those before the merge.
     """
+    optimizer = unwrapped(optimizer)
     check_optimizer(optimizer)
     for name, start in (("batches", batches), ("batch_norm_batches", batch_norm_batches)):
         if start is not None and not callable(start):

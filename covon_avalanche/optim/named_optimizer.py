@@ -27,6 +27,11 @@ Group = dict[str, Any]
 State = dict[str, Any]
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer itself, of one that Accelerate has prepared."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
 class NamedOptimizer(Optimizer, ABC):
     """Base of :class:`PosteriorOptimizer`: names of parameters, checks of groups, and
     ``state_dict``, which is loaded as a whole or not at all.

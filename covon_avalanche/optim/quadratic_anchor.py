@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from covon_avalanche.checks import check_positive
 from covon_avalanche.optim.checks import check_given
+from covon_avalanche.optim.named_optimizer import unwrapped
 from covon_avalanche.posterior.gaussian import DiagGaussian, embed
 
 
@@ -213,7 +214,7 @@ class QuadraticAnchor:
         :param optimizer: may be one that Accelerate has prepared.
         :raises ValueError: if the optimizer has none of the anchor's parameters.
         """
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's wrapper
+        optimizer = unwrapped(optimizer)
         owned = {p for group in optimizer.param_groups for p in group["params"]}
         if owned.isdisjoint(p for _, p in self._all):
             raise ValueError(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from toy_optimizers import accumulate, make_covon, make_vcl, nll, same, weights
 
+from covon_avalanche.merging import RegMean, merge_into
 from covon_avalanche.optim.quadratic_anchor import QuadraticAnchor, adam_second_moments
 
 accelerate = pytest.importorskip("accelerate", reason="needs the extra language")
@@ -134,3 +135,20 @@ def anchored(net, prepared):
 def test_an_anchor_pulls_in_the_steps_of_a_prepared_optimizer(linear):
     expected = anchored(copy.deepcopy(linear), prepared=False)
     assert same(anchored(linear, prepared=True), expected)
+
+
+def merged(net, prepared):
+    """The posterior after a task that RegMean merges."""
+    optimizer = make_covon(net.named_parameters())
+    before = weights(net)
+    accumulate(optimizer, net, BATCHES[:2], size=2, clip=1.0)
+    given = accelerate.Accelerator(cpu=True).prepare(optimizer) if prepared else optimizer
+    merge_into(net, given, RegMean(), before=before, batches=lambda: BATCHES[:2])
+    return optimizer.posterior()
+
+
+def test_a_prepared_optimizer_is_merged_with_its_posterior(linear):
+    expected = merged(copy.deepcopy(linear), prepared=False)
+    found = merged(linear, prepared=True)
+    assert same(found.mean, expected.mean)
+    assert same(found.precision, expected.precision)
