@@ -28,7 +28,7 @@ State = dict[str, Any]
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """The optimizer itself, of one that Accelerate has prepared."""
+    """The optimizer inside of Accelerate's wrapper; any other as it is."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
