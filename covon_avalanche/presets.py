@@ -10,7 +10,7 @@ from typing import Any
 
 FROM_SCRATCH: dict[str, Any] = dict(
     noise=0.05, prior_width=5.0, prior_mean="zero", data_precision=10.0, gamma=0.7,
-    gamma_precision=5.0,
+    gamma_precision=20.0,
 )  # fmt: skip
 """For networks with random weights, transformers included."""
 

@@ -153,7 +153,7 @@ class CoVON(PosteriorOptimizer):
         the mean is normalised by its own weights (see ``posterior.merge``). Above 1 it keeps more
         of the past than Bayes' rule, and the merged posterior is narrower; it needs a Hessian
         estimate that is never negative. ``"auto"``, the default, therefore stands for a number with
-        ``"gradsq"`` only, 5 or, in the paper's units, 2, and for ``None`` with ``"reparam"``.
+        ``"gradsq"`` only, 20 or, in the paper's units, 2, and for ``None`` with ``"reparam"``.
     :param clip_radius: largest change of a weight in a step, in units of ``lr``, 2 by default;
         ``float("inf")`` for none. While the Hessian estimate is dominated by noise, unlimited
         Newton steps diverge.
