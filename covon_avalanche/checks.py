@@ -55,6 +55,15 @@ def check_logits(user: str, output: Any, target: Any = None) -> None:
         )
 
 
+def check_class_ids(what: str, target: Tensor) -> None:
+    """Raise a ``ValueError`` unless the targets are class ids, one per example."""
+    if target.dim() != 1 or target.is_floating_point():
+        raise ValueError(
+            f"{what} must be class ids of shape (batch,), got {target.dtype} of shape "
+            f"{tuple(target.shape)}"
+        )
+
+
 def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
     """Raise a ``ValueError`` unless the value is one of the known ones."""
     if value not in known:

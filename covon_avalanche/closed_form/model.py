@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from covon_avalanche.checks import check_class_ids
 from covon_avalanche.closed_form.features import FeatureExtractor
 
 
@@ -100,11 +101,7 @@ class ClosedFormModel(nn.Module):
         examples = 0
         with torch.autocast(self.domains.device.type, enabled=False):  # as in predictions
             for x, labels, *_ in batches:
-                if labels.dim() != 1 or labels.is_floating_point():
-                    raise ValueError(
-                        "labels must be class ids of shape (batch,), got "
-                        f"{labels.dtype} of shape {tuple(labels.shape)}"
-                    )
+                check_class_ids("labels", labels)
                 classes = self.head.num_classes
                 if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
                     found = sorted({int(y) for y in labels})

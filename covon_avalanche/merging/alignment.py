@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from covon_avalanche.checks import check_class_ids
 from covon_avalanche.last_layer import classifier
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
@@ -44,9 +45,10 @@ def fit_gaussians(features: Tensor, labels: Tensor, *, per_class: bool = False) 
     :param features: of shape (examples, width).
     :param labels: class ids of shape (examples,).
     :param per_class: a covariance for each class, of its examples alone, as in SLCA.
-    :raises ValueError: without examples.
+    :raises ValueError: without examples, or for labels that are no class ids.
     :raises FloatingPointError: if features are not finite.
     """
+    check_class_ids("labels", labels)
     if len(labels) == 0:
         raise ValueError("a domain has no training examples")
     if not features.isfinite().all():

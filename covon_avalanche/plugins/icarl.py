@@ -11,7 +11,7 @@ from avalanche.benchmarks.utils.utils import concat_datasets
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
-from covon_avalanche.checks import check_logits, check_whole
+from covon_avalanche.checks import check_class_ids, check_logits, check_whole
 from covon_avalanche.last_layer import penultimate_features
 from covon_avalanche.plugins.task_loader import check_one_head, check_whole_task, dataset_features
 
@@ -75,6 +75,7 @@ class ICaRLPlugin(SupervisedPlugin):
         """Replace the loss by iCaRL's."""
         outputs = strategy.mb_output
         check_logits("ICaRLPlugin", outputs)
+        check_class_ids("ICaRLPlugin's targets", strategy.mb_y)
         labels = F.one_hot(strategy.mb_y, outputs.shape[1]).to(outputs)
         strategy.loss = F.binary_cross_entropy_with_logits(outputs, labels)
         if self._old_model is not None:

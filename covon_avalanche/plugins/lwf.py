@@ -9,7 +9,7 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
-from covon_avalanche.checks import check_logits, check_positive
+from covon_avalanche.checks import check_class_ids, check_logits, check_positive
 from covon_avalanche.plugins.task_loader import (
     check_one_head,
     check_whole_task,
@@ -56,6 +56,7 @@ class LwFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[ca
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Add the distillation loss."""
         check_logits("LwFPlugin", strategy.mb_output)
+        check_class_ids("LwFPlugin's targets", strategy.mb_y)
         if self.teacher is None or self.alpha == 0:
             return
         with torch.no_grad(), task_autocast(strategy):

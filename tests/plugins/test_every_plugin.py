@@ -4,7 +4,7 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.scenarios import split_online_stream
-from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.benchmarks.utils import as_avalanche_dataset, as_classification_dataset
 from avalanche.models import MultiTaskModule
 from avalanche.training import Naive
 from torch.utils.data import TensorDataset
@@ -165,6 +165,16 @@ def test_a_binary_classifier_of_a_single_output_is_refused(plugin):
     strategy._criterion = lambda output, y: output.square().mean()
     with pytest.raises(ValueError, match=r"Plugin needs logits .* got \(16, 1\) \(a binary"):
         strategy.train(toy_benchmark(1).train_stream[0])
+
+
+@pytest.mark.parametrize("name", ["alignment", "closed form", "icarl", "lwf", "slca"])
+def test_targets_that_are_no_class_ids_are_named(name):
+    """Several labels per example, or soft labels."""
+    data = as_avalanche_dataset(TensorDataset(torch.randn(16, 8), torch.rand(16, 4).round()))
+    strategy = strategy_of(name)
+    strategy._criterion = torch.nn.BCEWithLogitsLoss()
+    with pytest.raises(ValueError, match=r"must be class ids .* got torch.float32 of .* \(16, 4\)"):
+        strategy.train(benchmark_from_datasets(train=[data]).train_stream)
 
 
 @pytest.mark.parametrize(
