@@ -29,7 +29,10 @@ class AccuracyMatrix:
     def last(self) -> Row:
         """The row after the last domain."""
         if not self.rows or self.rows[-1] is None:
-            raise ValueError("the accuracy matrix has no last row yet")
+            raise ValueError(
+                "the accuracy matrix has no last row yet: evaluate the whole stream after "
+                "training, as strategy.eval(benchmark.test_stream) does"
+            )
         return self.rows[-1]
 
     def average_accuracy(self) -> float:

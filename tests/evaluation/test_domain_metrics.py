@@ -49,6 +49,16 @@ def compares(found) -> bool:
     return any(key.startswith(("BWT", "Forgetting", "Plasticity")) for key in found)
 
 
+def test_evaluations_of_single_domains_make_no_row_and_the_error_says_what_does():
+    benchmark, (strategy, metrics) = toy_benchmark(2), recorded()
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        for tested in benchmark.test_stream:
+            strategy.eval(tested)
+    with pytest.raises(ValueError, match=r"evaluate the whole stream after training, as strategy"):
+        metrics.matrix.average_accuracy()
+
+
 def test_a_run_agrees_with_avalanches_metrics():
     benchmark = toy_benchmark(4)
     metrics, found = reported(benchmark.train_stream, benchmark.test_stream)
