@@ -32,7 +32,7 @@ def report(
     """Generate an HTML report with tables (Markdown, LaTeX, CSV) and figures."""
     from covon_avalanche.experiment.search import is_search
     from covon_avalanche.report.page import write_archive, write_report
-    from covon_avalanche.report.results import read_results, results_frame
+    from covon_avalanche.report.results import left_out, read_results, results_frame
     from covon_avalanche.report.tables import check_headings
 
     names = [name.strip() for name in columns.split(",") if name.strip()]
@@ -44,6 +44,7 @@ def report(
     others = [path for path in runs if path not in searches]
     found = read_results(others) if others else []
     options: dict[str, Any] = {"title": title, "searches": searches, "columns": names}
+    options["missing"] = left_out(others)
     if archive:
         file = write_archive(found, out, **options)
         typer.echo(f"{file}: the report, its recipes, and results.jsonl")

@@ -31,6 +31,7 @@ def write_report(
     title: str | None = None,
     searches: Sequence[Path] = (),
     columns: Sequence[str] = (),
+    missing: str = "",
 ) -> Path:
     """Write ``index.html``, ``table.md``, ``table.tex``, ``table.csv``, ``results.csv`` and
     ``figures/*.pdf``, ``*.svg`` and ``*.png``, replacing older ones atomically.
@@ -41,12 +42,13 @@ def write_report(
     :param title: of the page; by default those of the recipes.
     :param searches: folders of ``covon search``, whose trials the page shows.
     :param columns: of ``table.md`` and ``table.tex``, by heading; by default all.
+    :param missing: a sentence for page and tables on runs that are left out.
     :returns: the path of the page.
     :raises ValueError: if there are neither runs nor searches, or for an unknown column.
     :raises ResultError: if two results are of the same run.
     :raises RecipeError: if the files of a search are damaged.
     """
-    return _write(_comparisons(runs, searches), folder, title, searches, columns)[-1]
+    return _write(_comparisons(runs, searches), folder, title, searches, columns, missing)[-1]
 
 
 def write_archive(
@@ -56,6 +58,7 @@ def write_archive(
     title: str | None = None,
     searches: Sequence[Path] = (),
     columns: Sequence[str] = (),
+    missing: str = "",
 ) -> Path:
     """Write a report, and ``FOLDER.zip`` with the report in a folder, a recipe for each comparison,
     and ``results.jsonl``, which ``load_results`` and ``covon report`` read; none has an absolute
@@ -68,7 +71,7 @@ def write_archive(
     file = folder.resolve().with_name(f"{folder.resolve().name}.zip")
     found = _comparisons(results_frame(results), searches)
     with atomic_replace(file) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
-        for path in _write(found, folder, title, searches, columns):
+        for path in _write(found, folder, title, searches, columns, missing):
             archive.write(path, path.relative_to(folder))
         for comparison in found:
             archive.writestr(f"{_file_name(comparison.name)}.toml", recipe(comparison))
@@ -87,6 +90,7 @@ def _write(
     title: str | None,
     searches: Sequence[Path],
     columns: Sequence[str],
+    missing: str,
 ) -> list[Path]:
     """The files of a report; the page comes last."""
     folder.mkdir(parents=True, exist_ok=True)  # before the figures, which take a while
@@ -116,8 +120,8 @@ def _write(
                 add(name, name, rates)
             files[folder / f"{_file_name(name)}.csv"] = csv_text(trials)
     if found:
-        files[folder / "table.md"] = tables.markdown(found, columns)
-        files[folder / "table.tex"] = tables.latex(found, columns)
+        files[folder / "table.md"] = tables.markdown(found, columns, missing)
+        files[folder / "table.tex"] = tables.latex(found, columns, missing)
         files[folder / "table.csv"] = tables.summary_csv(found)
         files[folder / "results.csv"] = tables.results_csv(found)
     loader = PackageLoader("covon_avalanche.report", ".")
@@ -128,6 +132,7 @@ def _write(
         comparisons=found,
         searched=searched,
         images=images,
+        missing=missing,
         tables=tables,
         recipe=recipe,
         note=NOTE,

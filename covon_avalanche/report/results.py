@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ from covon_avalanche.experiment.data_settings import published
 from covon_avalanche.experiment.registry import stored_strategy
 from covon_avalanche.experiment.registry.base import flat
 from covon_avalanche.experiment.result import Epoch, Result, ResultError
-from covon_avalanche.experiment.run_folder import find_files
+from covon_avalanche.experiment.run_folder import StoredRun, find_files
 from covon_avalanche.experiment.run_settings import (
     WITHOUT_EFFECT,
     result_settings,
@@ -26,6 +27,7 @@ from covon_avalanche.experiment.run_settings import (
 from covon_avalanche.safe_text import printable
 
 _log = logging.getLogger(__name__)
+_FILES = "run.json", "result.json"  # of a run; the second, if it is finished
 _CALIBRATION = ("nll", "brier", "ece")
 _SAMPLED = tuple(f"sampled_{name}" for name in ("average_accuracy", *_CALIBRATION))
 _MATRIX = ("incremental_accuracy", "forgetting", "max_forgetting", "plasticity", "forward_transfer")
@@ -174,6 +176,18 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
     if not found:
         raise ResultError(f"there is no finished run in {', '.join(map(str, paths))}")
     return sorted((result for *_, result in found.values()), key=lambda r: (r.recipe, r.seed))
+
+
+def left_out(paths: Sequence[Path]) -> str:
+    """A sentence on the runs in folders that :func:`read_results` leaves out, if there are any."""
+    folders = [path for path in paths if path.is_dir()]
+    files = [file for path in folders for name in _FILES for file in find_files(path, name)]
+    runs = [StoredRun(path) for path in sorted({file.parent.resolve() for file in files})]
+    states = Counter((run.path.parent.name, run.state()[0]) for run in runs)
+    missing = {key: number for key, number in states.items() if key[1] != "finished"}
+    which = ", ".join(f"{name} ({number} {state})" for (name, state), number in missing.items())
+    number = f"{sum(missing.values())} of {len(runs)} runs"
+    return f"{number} have no result and are left out: {printable(which)}." * bool(missing)
 
 
 def _read(path: Path) -> Iterator[tuple[str, Result]]:

@@ -143,15 +143,15 @@ def aligned(table: pd.DataFrame, left: int = 1, form: str = "pipe") -> str:
     return str(table.to_markdown(index=False, tablefmt=form, disable_numparse=True, colalign=sides))
 
 
-def markdown(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
-    """One table for each comparison, of all or some metrics."""
+def markdown(found: Sequence[Comparison], headings: Sequence[str] = (), missing: str = "") -> str:
+    """One table for each comparison, of all or some metrics, and what is ``missing``."""
     parts = []
     for comparison in found:
         if len(found) > 1:
             parts.append(f"## {_markdown(comparison.title)}\n")
         parts.append(markdown_table(comparison, headings))
         parts += [f"{_markdown(note)}\n" for note in _notes(comparison, headings)]
-    return "\n".join(parts)
+    return "\n".join([*parts, *[f"{_markdown(missing)}\n"] * bool(missing)])
 
 
 def _notes(comparison: Comparison, headings: Sequence[str]) -> list[str]:
@@ -160,9 +160,10 @@ def _notes(comparison: Comparison, headings: Sequence[str]) -> list[str]:
     return [NOTE, *comparison.remarks, *([f"difference: {TEST}."] if tested else [])]
 
 
-def latex(found: Sequence[Comparison], headings: Sequence[str] = ()) -> str:
-    """One ``tabular`` for each comparison, with the rules of booktabs, of all or some metrics."""
-    parts = ["% needs \\usepackage{booktabs}\n"]
+def latex(found: Sequence[Comparison], headings: Sequence[str] = (), missing: str = "") -> str:
+    """One ``tabular`` for each comparison, with the rules of booktabs, of all or some metrics, and
+    what is ``missing`` as a comment."""
+    parts = ["% needs \\usepackage{booktabs}\n", *[f"% {missing}\n"] * bool(missing)]
     for comparison in found:
         table = summary_table(comparison, headings)
         style = table.style.hide(axis="index").format(escape="latex")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from made_up_results import made_up
 from small_recipes import FEW, STRATEGIES, saved, small_recipe
 from terminal import covon, refused
@@ -23,6 +24,27 @@ def begun(folder: RunFolder) -> RunFolder:
 
 def show(argument, command="show"):
     return covon(command, argument).stdout
+
+
+@pytest.mark.usefixtures("in_this_process", "undrawn")
+@pytest.mark.filterwarnings("ignore")
+def test_a_report_says_which_runs_it_leaves_out(tmp_path):
+    recipe, runs = small_recipe(STRATEGIES, seeds=[0, 1, 2]), tmp_path / "runs"
+    for strategy, seed in (("covon", 0), ("finetune", 0), ("finetune", 2)):
+        made_up(strategy, seed, [[0.9]]).save(runs / strategy / f"seed-{seed}-0/result.json")
+    which = "covon (2 failed), vcl (1 damaged)"
+    sentence = f"3 of 6 runs have no result and are left out: {which}."
+
+    def said() -> list[bool]:
+        covon("report", runs, "--out", tmp_path / "report")
+        files = (tmp_path / "report" / f for f in ("index.html", "table.md", "table.tex"))
+        return [sentence in file.read_text(encoding="utf-8") for file in files]
+
+    assert not any(said())
+    for seed in (1, 2):
+        begun(RunFolder(runs, recipe, "covon", seed)).write_failure("the loss is NaN")
+    begun(RunFolder(runs, recipe, "vcl", 0)).result_file.write_text("{")
+    assert all(said())
 
 
 def test_a_recipe_is_printed_as_it_stands(tmp_path):
