@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +77,10 @@ def learning_rates(trials: pd.DataFrame) -> Figure | None:
     if known.empty:
         return None
     figure, axes = _new_figure(3.1)
+    names = _short(known["strategy"])
     for i, (label, own) in enumerate(known.groupby("strategy")):
         look = {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
-        axes.plot(own["lr"], 100 * own["accuracy"], ls="", ms=4.5, **look, label=_short(str(label)))
+        axes.plot(own["lr"], 100 * own["accuracy"], ls="", ms=4.5, **look, label=names[str(label)])
     axes.set(xscale="log", xlabel="learning rate", ylabel="A_T on validation images (%)")
     axes.grid()
     _add_legend(figure, axes)
@@ -93,10 +95,11 @@ def _curves(comparison: Comparison) -> Figure:
 
     figure, axes = _new_figure(3.1)
     axes.set(xlabel="domains learned", ylabel="average accuracy (%)")
+    names = _short(comparison.summary.index)
     for label, rows in comparison.by_strategy(curves).items():
         mean, std = 100 * rows.mean(skipna=False), 100 * rows.std(skipna=False)
         look, every = line_styles(comparison)[label], max(1, len(mean) // 10)
-        axes.plot(mean, **look, label=_short(label), ms=4.5, markevery=every)
+        axes.plot(mean, **look, label=names[label], ms=4.5, markevery=every)
         band = {"y1": mean - std, "y2": mean + std}
         axes.fill_between(mean.index, **band, color=look["color"], alpha=0.12, lw=0)
         if std.notna().any():
@@ -125,11 +128,12 @@ def _forgetting(comparison: Comparison) -> Figure | None:
 
 def _cost(comparison: Comparison, column: str, unit: str) -> Figure:
     summary = comparison.summary.dropna(subset="average_accuracy_mean")
+    names = _short(summary.index)
     figure, axes = _new_figure(3.1)
     for label, row in summary.iterrows():
         point = {**line_styles(comparison)[label], "linestyle": "", "ms": 6.5}
         mean, std = 100 * row[["average_accuracy_mean", "average_accuracy_std"]]
-        axes.errorbar(row[column], mean, std, **point, label=_short(label))
+        axes.errorbar(row[column], mean, std, **point, label=names[label])
     axes.set(xlim=(0, None), xlabel=unit, ylabel="accuracy after\nthe last domain (%)")
     axes.grid()
     _add_legend(figure, axes)
@@ -147,9 +151,11 @@ def _calibration(comparison: Comparison) -> Figure | None:
         mean = shown[f"{name}_mean"].replace(np.inf, np.nan)
         axes.barh(range(len(shown)), mean, xerr=shown[f"{name}_std"], color=colours)
         axes.set(xlabel=label, xlim=(0, None))
-        axes.locator_params(axis="x", nbins=3)
+        axes.locator_params(axis="x", nbins=2)
         axes.grid(axis="x")
-    all_axes[0].set_yticks(range(len(shown)), map(_short, shown.index))
+    names = _short(shown.index).values()
+    all_axes[0].set_yticks(range(len(shown)), names)
+    _make_room(figure, names)
     return figure
 
 
@@ -212,15 +218,16 @@ def _heat_map(
     axes.figure.colorbar(image, ax=axes, pad=0.02, label=label)
     for axis, names in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
         every = 1 if max(map(len, names)) > 3 else math.ceil(len(names) / _MAX_NUMBERED)
-        axis.set_ticks(range(0, len(names), every), map(_short, names[::every]))
+        axis.set_ticks(range(0, len(names), every), _short(names[::every]).values())
     axes.tick_params(axis="x", length=0, rotation=90 if max(map(len, cells.columns)) > 3 else 0)
     axes.tick_params(axis="y", length=0)
+    _make_room(axes.figure, _short(cells.index).values(), _short(cells.columns).values())
     axes.spines[:].set_visible(False)
     for (t, i), cell in np.ndenumerate(cells):
         if len(cells.columns) <= _MAX_NUMBERED and not np.isnan(cell):
             dark = np.dot(image.to_rgba(cell)[:3], (0.3, 0.6, 0.1)) < 0.5
             style = {"color": "#ffffff" if dark else "#000000", "fontsize": 8}
-            axes.text(i, t, f"{cell:.0f}", ha="center", va="center", **style)
+            axes.text(i, t, f"{round(cell)}", ha="center", va="center", **style)
 
 
 def _new_figure(height: float, width: float = 4.2, columns: int = 1) -> tuple[Figure, Any]:
@@ -231,15 +238,31 @@ def _new_figure(height: float, width: float = 4.2, columns: int = 1) -> tuple[Fi
     return figure, figure.subplots(1, columns, sharey=True)
 
 
+def _make_room(figure: Figure, down: Iterable[str], across: Iterable[str] = ("",)) -> None:
+    """Enlarge a figure for long names at its left edge and upright ones below it."""
+    width, height = figure.get_size_inches()
+    width += 0.08 * max(0, max(map(len, down)) - 16)
+    figure.set_size_inches(width, height + 0.08 * max(0, max(map(len, across)) - 4))
+
+
 def _add_legend(figure: Figure, axes: Any) -> None:
-    """Below the axes, in two columns."""
+    """Below the axes, in two columns, or in one if names are long."""
     handles, names = axes.get_legend_handles_labels()
-    figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(names) / 2))
-    figure.legend(handles, names, loc="outside lower center", ncols=2)
+    columns = 1 if max(map(len, names), default=0) > 18 else 2
+    figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(names) / columns))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns)
 
 
-def _short(name: str) -> str:
-    """A name in a figure: at most 16 characters, without those in the middle, never a formula."""
-    if len(name) > 16:
-        name = f"{name[:8]}…{name[-7:]}"
-    return name.replace("$", r"\$")
+def _short(names: Iterable[str]) -> dict[str, str]:
+    """What stands for each name in a figure: at most 16 characters, without those in the middle, or
+    as many more as tell it from the others; never a formula."""
+
+    def cut(name: str, n: int) -> str:
+        return name if len(name) <= 2 * n else f"{name[:n]}…{name[1 - n :]}"
+
+    def distinct(name: str) -> str:
+        lengths = (n for n in count(8) if [cut(o, n) for o in whole].count(cut(name, n)) == 1)
+        return name if len(name) <= 16 else cut(name, next(lengths))
+
+    whole = [*map(str, dict.fromkeys(names))]
+    return {name: distinct(name).replace("$", r"\$") for name in whole}

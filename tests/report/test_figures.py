@@ -1,6 +1,7 @@
 """When there are which figures, and how they look."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from made_up_results import compared, made_up, made_up_comparison
@@ -74,6 +75,46 @@ def test_a_strategy_looks_the_same_whatever_its_rank():
     assert found[0] | {"lw": 0} == found[1] | {"lw": 0}
 
 
+def test_long_names_that_differ_in_the_middle_stay_apart():
+    names = ("finetune-regmean-adapter", "finetune-kfac-adapter", "a-name-without-another-like-it")
+    found = drawn(*(made_up(name, 0, [[0.9, 0.1], [0.8, 0.7]]) for name in names))
+    short = {"finetune-r…n-adapter", "finetune-k…c-adapter", "a-name-w…like-it"}
+    for axes in (found["curves"][0], found["time"][0]):
+        assert set(axes.get_legend_handles_labels()[1]) == short
+    for axes in (found["forgetting"][0], found["calibration"][0]):
+        assert {label.get_text() for label in axes.get_yticklabels()} == short
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("domain", ["art_painting", "north-of-the-equator", "a-b"])
+def test_long_names_leave_room_for_the_numbers(domain):
+    stream = {"name": "Made", "domains": [domain, domain[::-1]]}
+    runs = [made_up(n * 9, 0, [None, [0.9, 0.8]], kind="joint", stream=stream) for n in "ab"]
+    figure = figures.figures_of(compared(*runs), f"matrix-{'a' * 9}")[f"matrix-{'a' * 9}"]
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    assert axes.get_window_extent().height > 0.4 * figure.dpi
+    for part in (axes, *figure.axes[1:]):
+        box = part.get_tightbbox()
+        assert box.y0 >= 0
+        assert box.y1 <= figure.bbox.y1
+
+
+def test_the_numbers_at_an_axis_do_not_touch():
+    runs = [made_up("a" * 20, 0, [[0.9]], calibration={"nll": 1, "brier": 0.6, "ece": 0.25})]
+    with figures.style():
+        figure = figures.figures_of(compared(*runs), "calibration")["calibration"]
+        figure.draw_without_rendering()
+    shown = [
+        label.get_window_extent()
+        for axes in figure.axes
+        for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        if tick <= axes.get_xlim()[1]
+    ]
+    assert len(shown) >= 6
+    assert all(a.x1 < b.x0 for a, b in pairwise(shown))
+
+
 def test_the_colours_have_the_range_of_the_data():
     axes = drawn(made_up("a", 0, [[1.0, 1.0], [1.0, 1.0]]))["matrix-a"][0]
     assert axes.images[0].get_clim() == (90, 100)
@@ -83,6 +124,8 @@ def test_the_colours_have_the_range_of_the_data():
     assert bar.get_ylim() == pytest.approx((0, 60))
     axes, bar = drawn(made_up("a", 0, [[0.5, 0.1], [0.7, 0.8]]))["forgetting"]
     assert bar.get_ylim() == pytest.approx((-20, 1))
+    axes, _ = drawn(made_up("a", 0, [[0.5, 0.1], [0.503, 0.8]]))["forgetting"]
+    assert numbers(axes) == ["0"]  # not -0
 
 
 def test_joint_training_has_a_row_for_its_one_evaluation():
