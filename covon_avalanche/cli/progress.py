@@ -8,12 +8,25 @@ from collections.abc import Callable, Iterable
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from covon_avalanche.cli.options import BAD_INPUT, INTERRUPTED
 from covon_avalanche.experiment.grid import Outcome
 from covon_avalanche.experiment.run_folder import RunFolder
+
+
+class _Text(ProgressColumn):
+    """Text that is cut where the terminal is narrow, before the other columns are."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__()
+        self.template = template
+
+    def render(self, task: Task) -> Text:
+        text = self.template.format(task=task)
+        return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 class GridProgress:
@@ -24,11 +37,11 @@ class GridProgress:
         self.outcomes: list[Outcome] = []
         """Outcomes in the order in which the runs ended."""
         self.bars = Progress(
-            "{task.description}",
-            BarColumn(),
+            _Text("{task.description}"),
+            BarColumn(10, table_column=Column(no_wrap=True)),
             "{task.percentage:.0f} %",
-            TimeRemainingColumn(),
-            "{task.fields[text]}",
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            _Text("{task.fields[text]}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -57,7 +70,7 @@ class GridProgress:
         """Read the progress of these runs, and of those that other processes are running."""
         for run in here + elsewhere:
             if run not in self._tasks:
-                self._tasks[run] = self.bars.add_task(escape(run.title), total=1, text="starting")
+                self._tasks[run] = self.bars.add_task(run.title, total=1, text="starting")
                 if run in elsewhere:
                     self._print(f"{run.title}: another process is running it")
             if not (status := run.status()).text:

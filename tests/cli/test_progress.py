@@ -28,9 +28,9 @@ def grid(tmp_path):
         known = {"of_domains": 2, "domains": experience, "accuracy": 0.625}
         folder.write_status(Status(**known, share=share, text=text))
 
-    def make(terminal, now=(0.0,)):
+    def make(terminal, now=(0.0,), width=150):
         clock = {"get_time": lambda: now[-1]}
-        console = Console(file=io.StringIO(), force_terminal=terminal, width=150, **clock)
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=width, **clock)
         return GridProgress(console, len(folders))
 
     return make, write, folders
@@ -80,6 +80,21 @@ def test_every_run_in_progress_has_a_line_with_its_state(grid):
     progress.end(Outcome(folders[1], error="it broke"))
     assert [outcome.folder for outcome in progress.outcomes] == folders
     assert "A_T" not in progress.bars.console.file.getvalue()
+
+
+def test_a_terminal_of_80_columns_has_room_for_name_share_and_time(grid, monkeypatch):
+    make, write, folders = grid
+    progress = make(terminal=True, width=80)
+    title = "covon, trial 12 (lr 0.0001234, weight_decay 1e-05, gamma 0.3333)"
+    monkeypatch.setattr(RunFolder, "title", property(lambda run: title))
+    write(folders[1], 1, 1)
+    text = "domain 2/2, epoch 2/4, batch 7/23, loss 0.250, accuracy 96.9 %, 8,184 images/s"
+    folders[1].write_status(folders[1].status().model_copy(update={"text": text}))
+    progress.poll(folders, [])
+    overall, _, trial = seen(progress)
+    assert "38 %" in overall
+    for part in ("covon, trial 12 (lr 0.0", "… ", " 75 % ", "-:--:--", " domain 2/2, epoch 2/4, "):
+        assert part in trial
 
 
 def test_the_time_left_follows_from_the_speed_of_this_session(grid):
