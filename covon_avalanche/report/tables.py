@@ -96,18 +96,19 @@ def check_headings(headings: Sequence[str]) -> None:
 
 
 def metrics_of(comparison: Comparison, headings: Sequence[str] = ()) -> list[Metric]:
-    """The metrics that at least one strategy has, without the pooled A_T if it is A_T; or those of
-    them with some headings, with or without " %", in the order of these.
+    """The metrics that at least one strategy has, or those of them with some headings, with or
+    without " %", in the order of these; without the pooled A_T beside an equal A_T.
 
     :raises ValueError: as :func:`check_headings`.
     """
     check_headings(headings)
     summary = comparison.summary
     means, pooled = (summary[f"{name}_accuracy_mean"] for name in ("average", "weighted"))
-    hidden = pooled.name if np.allclose(means, pooled, equal_nan=True) else ""
-    known = [m for m in METRICS if summary[m.column].notna().any() and m.column != hidden]
+    known = [m for m in METRICS if summary[m.column].notna().any()]
     by_name = {metric.heading.removesuffix(" %"): metric for metric in known}
     wanted = [heading.removesuffix(" %") for heading in headings or by_name]
+    if "A_T" in wanted and np.allclose(means, pooled, equal_nan=True):
+        by_name.pop("A_T pooled", None)
     return [by_name[name] for name in wanted if name in by_name]
 
 

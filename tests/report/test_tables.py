@@ -78,6 +78,16 @@ def test_columns_are_those_asked_for_with_or_without_their_unit():
         latex(found, ["Bwt"])
 
 
+def test_the_pooled_accuracy_is_left_out_only_beside_an_equal_one():
+    comparison = compared(made_up("a", 0, [[0.9, 0.1], [0.8, 0.6]]))
+    for names, shown in (
+        (["A_T pooled", "seeds"], ["A_T pooled %", "seeds"]),
+        (["A_T pooled", "A_T"], ["A_T %"]),
+    ):
+        assert list(summary_table(comparison, names)) == ["strategy", *shown]
+    assert "A_T pooled %" not in summary_table(comparison)
+
+
 def test_latex():
     runs = [*made_up_comparison(), made_up("a_b & c%\\", 0, [[0.5, 0.5]] * 2)]
     text = latex([compared(*runs)])
