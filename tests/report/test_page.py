@@ -248,6 +248,11 @@ class TestSettings:
             written(shown, tmp_path)
             page = (tmp_path / "index.html").read_text(encoding="utf-8")
             assert ("Accuracy by class" in page) == (">75.0</td>" in page) == known
+        runs[2] = made_up("b", 0, rows, class_accuracy={"cat": 0.5})  # data without dogs
+        written(runs, tmp_path)
+        page = (tmp_path / "index.html").read_text(encoding="utf-8")
+        assert f'<td data-value="75.0">75.0</td><td data-value="">{MISSING}</td>' in page
+        assert '"nan"' not in page
 
     def test_settings_that_differ(self):
         comparison = compared(
