@@ -185,7 +185,8 @@ def _check_distinct(images: _Images, classes: Sequence[str]) -> None:
                 raise ValueError(f"{file} is a training image and a test image")
             if first is not use and (first[1] == domain or first[2] != label):
                 both = " and ".join(sorted({repr(classes[first[2]]), repr(classes[label])}))
-                raise ValueError(f"{file} is listed twice, as {both}")
+                link = f", a link to {os.path.realpath(file)}," if is_link else ""
+                raise ValueError(f"{file}{link} is listed twice, as {both}")
         for group in some.groups or ():
             if parts.setdefault(group, stream) != stream:
                 raise ValueError(f"the group {group!r} has training images and test images")

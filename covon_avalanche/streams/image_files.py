@@ -228,7 +228,7 @@ def class_folders(
             "without this folder"
         )
     _warn_ignored(others, f"no images, expected {kinds}")
-    _warn_ignored([*filter(is_image, gone)], "broken links")
+    _warn_ignored(gone, "broken links")
     beside = [path for folder in folders for path in folder.iterdir() if is_image(path)]
     loose = sorted(path for path in beside if path.is_file() and not hidden(path.name))
     _warn_ignored(loose, "in no class folder")
