@@ -151,7 +151,7 @@ def mean_and_std(values: pd.Series, digits: int = 2) -> str:
 def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
     """A figure in the style of the reports, sizes in inches; written as PNG at the end."""
     with style():
-        figure = Figure(figsize=(width, height))
+        figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
         yield figure
         write_atomically(path, rendered(figure, "png"))
 

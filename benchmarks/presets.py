@@ -276,7 +276,7 @@ def sweep_table(found: pd.DataFrame) -> str:
 
 def knob_figure(found: pd.DataFrame, path: Path) -> None:
     """A_T, learned accuracy and BWT against gamma, mean over seeds."""
-    networks = list(dict.fromkeys(found["network"]))
+    networks = [name for name in NETWORKS if name in {*found["network"]}]
     with new_figure(path, 9, 3.2) as figure:
         panels = figure.subplots(1, len(networks))
         for axes, network in zip(panels, networks, strict=True):
