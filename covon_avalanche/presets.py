@@ -1,7 +1,7 @@
 """Settings of CoVON for kinds of networks, and those of Algorithm 1. Nothing here imports torch.
 
-``optim/natural_units.py`` says what they mean. Values were chosen by hand in pilot runs that are
-not stored; ``docs/presets.md`` has measurements.
+``optim/natural_units.py`` says what they mean, ``docs/presets.md`` how they were chosen, and has
+measurements.
 """
 
 from __future__ import annotations
